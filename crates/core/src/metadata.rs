@@ -82,6 +82,8 @@ pub struct Metadata {
     pub(crate) closed: OnceLock<Closed>,
     /// Files of which other members have copies: a program that is to write one asks the mount.
     pub(crate) copied: Mutex<HashSet<FileId>>,
+    /// Other files may have some, too.
+    pub(crate) copies_unknown: AtomicBool,
     /// What tells the pool of this agent from earlier ones, and the first number of its files there.
     pub(crate) pool: OnceLock<(String, u64)>,
     members: Arc<OnceLock<Arc<dyn Members>>>,
@@ -124,6 +126,7 @@ impl Metadata {
             granted: AtomicUsize::new(0),
             closed: OnceLock::new(),
             copied: Mutex::default(),
+            copies_unknown: AtomicBool::new(false),
             pool: OnceLock::new(),
             members: base.members.clone(),
             writing_handles: AtomicUsize::new(0),
@@ -502,6 +505,12 @@ pub(crate) fn shares_a_server(metadata: &Metadata) -> bool {
 fn as_in(tree: &Tree, dir: Option<FileId>, decision: Decision) -> Decision {
     let is_for_another = dir.is_some() && dir == tree.homes;
     if is_for_another { Decision { mode: Mode::Remove, fsync: None, ..decision } } else { decision }
+}
+
+/// May a member have a copy of the file's present content?
+pub(crate) fn may_have_copies(metadata: &Metadata, id: FileId) -> bool {
+    metadata.copies_unknown.load(Ordering::SeqCst)
+        || metadata.copied.lock().unwrap_or_else(PoisonError::into_inner).contains(&id)
 }
 
 /// In a pool: a process may write the file, and its next version comes after what was queued before this moment.

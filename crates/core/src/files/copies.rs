@@ -18,13 +18,14 @@ use surgetank_types::error::Error;
 use surgetank_types::model::{DeviceId, FileId, Kind};
 use surgetank_types::sync::{Arc, OnceLock};
 
+use crate::base::fence::{Fence, Membership};
 use crate::base::queries::{StoreQueries, is_absent, passes};
 use crate::base::users::{Permissions, is_drained, own_cred};
 use crate::base::{Base, Counters, Door, Members};
 use crate::content::{Content, Location};
 use crate::files::open_files::OpenFiles;
-use crate::metadata::Metadata;
 use crate::metadata::access::Access;
+use crate::metadata::{FILES_OF_A_MEMBER, Metadata};
 
 /// The newest version of a file that is not durable.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,6 +66,7 @@ pub struct Copies {
     open_files: Arc<OpenFiles>,
     permissions: Arc<Permissions>,
     members: Arc<OnceLock<Arc<dyn Members>>>,
+    fence: Arc<Fence>,
 }
 
 impl Copies {
@@ -83,6 +85,7 @@ impl Copies {
             tiers: base.tiers.clone(),
             permissions: base.permissions.clone(),
             members: base.members.clone(),
+            fence: base.fence.clone(),
             access: access.clone(),
             metadata: metadata.clone(),
             open_files: open_files.clone(),
@@ -130,6 +133,14 @@ impl Copies {
             Err(why) if is_absent(&why) => Ok(None),
             Err(why) => Err(why),
         }
+    }
+
+    /// Was the file made in the pool of now? (After the end of a whole pool its nodes may have everything.)
+    pub(crate) fn is_of_this_pool(&self, id: FileId) -> bool {
+        let Some(members) = self.members.get() else { return false };
+        let present = members.membership();
+        let Ok(member) = u32::try_from(id.0 / FILES_OF_A_MEMBER) else { return false };
+        member == present.member || self.fence.was(&Membership { member, ..present })
     }
 
     /// `None`: the tier has it, or the file is not on a tier, or the store has the same. Operations on names of a tier are done under the tree's lock,

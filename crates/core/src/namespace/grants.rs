@@ -19,7 +19,7 @@ use surgetank_types::clock;
 use surgetank_types::error::{Errno, Fault, FsResult};
 use surgetank_types::model::{Caller, FileId, Kind, RunId};
 use surgetank_types::sync::atomic::Ordering;
-use surgetank_types::sync::{Arc, OnceLock, PoisonError};
+use surgetank_types::sync::{Arc, OnceLock};
 
 use crate::base::runs::Runs;
 use crate::base::users::Permissions;
@@ -31,7 +31,7 @@ use crate::files::open::Opener;
 use crate::files::open_files::{OpenFiles, SET_IDS};
 use crate::files::seal::Sealer;
 use crate::files::{Files, KEPT, LEFT_TO_THE_MOUNT, STORE_TO_BE_ASKED, Via};
-use crate::metadata::Metadata;
+use crate::metadata::{Metadata, may_have_copies};
 use crate::namespace::names::Names;
 use crate::namespace::resolve::Resolver;
 
@@ -277,7 +277,7 @@ impl Grants {
             return Err(LEFT_TO_THE_MOUNT.into());
         }
         // (Other members have copies of the version that is to be written: the mount tells them.)
-        if self.metadata.copied.lock().unwrap_or_else(PoisonError::into_inner).contains(&id) {
+        if may_have_copies(&self.metadata, id) {
             return Err(LEFT_TO_THE_MOUNT.into());
         }
         // The kernel's caches for the mount's readers stay while those read.

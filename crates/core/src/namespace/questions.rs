@@ -23,7 +23,7 @@ use crate::files::Files;
 use crate::files::copies::Copies;
 use crate::files::evict::Eviction;
 use crate::files::open_files::OpenFiles;
-use crate::metadata::Metadata;
+use crate::metadata::{Metadata, may_have_copies};
 use crate::namespace::hints::FileHints;
 use crate::namespace::resolve::Resolver;
 use crate::report::Scope;
@@ -235,7 +235,8 @@ impl Questions {
         }
         let pending = inode.publish.and_then(|seq| tree.ops.get(&seq)).map(|op| Pending::of(op));
         let is_lost = inode.home().is_some()
-            && !self.metadata.copied.lock().unwrap_or_else(PoisonError::into_inner).contains(&id)
+            && !may_have_copies(&self.metadata, id)
+            && self.copies.is_of_this_pool(id)
             && self.copies.absence(&tree, id).is_some();
         Some(Where {
             kind: inode.attr.kind,

@@ -140,12 +140,27 @@ impl Replicas {
         let _inode = self.files.metadata.lock_inode(id);
         let tree = self.files.metadata.read_tree();
         let now = self.sealed_in(&tree, id);
-        let is_still =
-            now.is_some_and(|now| (now.version, now.epoch, &now.path) == (then.version, then.epoch, &then.path));
+        // (A read changes the time of the last access.)
+        let is_still = now.is_some_and(|now| now == Sealed { times: now.times, ..then.clone() });
         if is_still {
-            self.files.metadata.copied.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
+            self.has_copy(id);
         }
         is_still
+    }
+
+    /// An earlier agent may have had copies made: until they are known, each file may have one.
+    pub fn are_unknown(&self) {
+        self.files.metadata.copies_unknown.store(true, Ordering::SeqCst);
+    }
+
+    /// Each file with a copy was named ([`Self::has_copy`]).
+    pub fn are_known(&self) {
+        self.files.metadata.copies_unknown.store(false, Ordering::SeqCst);
+    }
+
+    /// Another member has a copy of the file, or this one of content that is elsewhere.
+    pub fn has_copy(&self, id: FileId) {
+        self.files.metadata.copied.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
     }
 
     /// No member has a copy any more.

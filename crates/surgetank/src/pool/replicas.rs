@@ -75,8 +75,9 @@ impl Record {
 pub enum Hold {
     /// A piece of a copy. With the last one the copy counts.
     Piece { record: Record, attempt: u64, offset: u64, content: Vec<u8>, is_last: bool },
-    /// These files are other ones now, or need no copy; these have other names or attributes.
-    Changed { gone: Vec<u64>, records: Vec<Record> },
+    /// These files are other ones now, or need no copy; these have other names or attributes. Of two messages about a file the
+    /// one with the higher `attempt` counts, whichever comes first.
+    Changed { attempt: u64, gone: Vec<u64>, records: Vec<Record> },
     /// Which copies are there with numbers from `first` on: the records of at most [`LISTED_MAX`]. None of an attempt before `since`
     /// counts from now on.
     List { since: u64, first: u64 },
@@ -92,35 +93,69 @@ pub struct Copies {
 #[derive(Debug, Clone)]
 struct Entry {
     record: Record,
-    holders: BTreeSet<u32>,
+    /// Members, and the number of the message that made each a holder.
+    holders: BTreeMap<u32, u64>,
     is_being_made: bool,
+    /// A holder may have something else, or nothing: all are to drop what they have.
+    is_doubtful: bool,
+}
+
+impl Entry {
+    fn of(record: Record) -> Self {
+        Self { record, holders: BTreeMap::new(), is_being_made: false, is_doubtful: false }
+    }
+}
+
+/// What is known of the end of a message that makes a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    There,
+    NotThere,
+    /// No answer: it may be there.
+    Unknown,
+}
+
+/// What is known of the copies of one file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Known {
+    pub record: Record,
+    pub holders: BTreeSet<u32>,
+    pub is_doubtful: bool,
+}
+
+impl Entry {
+    fn known(&self) -> Known {
+        let holders = self.holders.keys().copied().collect();
+        Known { record: self.record.clone(), holders, is_doubtful: self.is_doubtful }
+    }
 }
 
 impl Copies {
     /// A copy may be there from now on. Returns `false` if that is not possible now: another one is being made, or other members
     /// have an older version.
-    pub fn begins(&self, record: &Record, member: u32) -> bool {
+    pub fn begins(&self, record: &Record, member: u32, attempt: u64) -> bool {
         let mut all = self.hold();
-        let new = || Entry { record: record.clone(), holders: BTreeSet::new(), is_being_made: false };
-        let entry = all.entry(record.number).or_insert_with(new);
-        if entry.is_being_made || entry.record.version != record.version {
+        let entry = all.entry(record.number).or_insert_with(|| Entry::of(record.clone()));
+        if entry.is_being_made || entry.is_doubtful || entry.record.version != record.version {
             return false;
         }
         entry.is_being_made = true;
-        entry.holders.insert(member);
+        entry.holders.insert(member, attempt);
         true
     }
 
-    /// The end of that. `is_there`: or it may be.
-    pub fn ends(&self, number: u64, member: u32, is_there: bool) {
+    /// The end of that. `alone`: no member has a copy.
+    pub fn ends(&self, number: u64, member: u32, end: End, alone: impl FnOnce()) {
         let mut all = self.hold();
         if let Some(entry) = all.get_mut(&number) {
             entry.is_being_made = false;
-            if !is_there {
+            entry.is_doubtful |= end == End::Unknown;
+            if end == End::NotThere {
                 entry.holders.remove(&member);
             }
             if entry.holders.is_empty() {
                 all.remove(&number);
+                alone();
             }
         }
         self.made.notify_all();
@@ -129,22 +164,19 @@ impl Copies {
     /// A member says that it has this copy.
     pub fn is_at(&self, record: Record, member: u32) {
         let mut all = self.hold();
-        let new = || Entry { record: record.clone(), holders: BTreeSet::new(), is_being_made: false };
-        let entry = all.entry(record.number).or_insert_with(new);
-        // (Of two records, the older version is to go.)
-        if record.version < entry.record.version {
-            entry.record = record;
-        }
-        entry.holders.insert(member);
+        let entry = all.entry(record.number).or_insert_with(|| Entry::of(record.clone()));
+        // (The agent before had not said the same to all.)
+        entry.is_doubtful |= !record.says(&entry.record);
+        entry.holders.insert(member, 0);
     }
 
     pub fn are_none(&self) -> bool {
         self.hold().is_empty()
     }
 
-    /// The version of which there are copies, and the members that have one.
-    pub fn of(&self, number: u64) -> Option<(u32, BTreeSet<u32>)> {
-        self.hold().get(&number).map(|entry| (entry.record.version, entry.holders.clone()))
+    /// `None`: there are no copies.
+    pub fn of(&self, number: u64) -> Option<Known> {
+        self.hold().get(&number).map(Entry::known)
     }
 
     pub fn numbers(&self) -> Vec<u64> {
@@ -159,13 +191,13 @@ impl Copies {
     }
 
     /// The entry when no copy is being made. `None`: there is none.
-    pub fn when_made(&self, number: u64, mut patient: impl FnMut() -> bool) -> Option<(Record, BTreeSet<u32>)> {
+    pub fn when_made(&self, number: u64, mut patient: impl FnMut() -> bool) -> Option<Known> {
         const LOOK_EVERY: Duration = Duration::from_millis(50);
         let mut all = self.hold();
         loop {
             let entry = all.get(&number)?;
             if !entry.is_being_made || !patient() {
-                return Some((entry.record.clone(), entry.holders.clone()));
+                return Some(entry.known());
             }
             all = self.made.wait_timeout(all, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -178,16 +210,18 @@ impl Copies {
         }
     }
 
-    /// The member does not have the copy any more. Returns whether that was the last one.
-    pub fn has_gone(&self, number: u64, member: u32) -> bool {
+    /// The member does not have the copy any more that it had when this message began. `alone`: no member has one.
+    pub fn has_gone(&self, number: u64, member: u32, attempt: u64, alone: impl FnOnce()) {
         let mut all = self.hold();
-        let Some(entry) = all.get_mut(&number) else { return true };
-        entry.holders.remove(&member);
-        let is_last = entry.holders.is_empty() && !entry.is_being_made;
-        if is_last {
-            all.remove(&number);
+        let Some(entry) = all.get_mut(&number) else { return alone() };
+        if entry.holders.get(&member).is_some_and(|made| *made < attempt) {
+            entry.holders.remove(&member);
         }
-        is_last
+        if entry.holders.is_empty() && !entry.is_being_made {
+            all.remove(&number);
+            // (The next copy begins after this.)
+            alone();
+        }
     }
 
     /// Members that are none any more have none. Returns the files that had some there.
@@ -196,7 +230,7 @@ impl Copies {
         let mut fewer = Vec::new();
         for (number, entry) in all.iter_mut() {
             let before = entry.holders.len();
-            entry.holders.retain(|member| is_member(*member));
+            entry.holders.retain(|member, _| is_member(*member));
             if entry.holders.len() < before {
                 fewer.push(*number);
             }

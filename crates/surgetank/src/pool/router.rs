@@ -131,6 +131,7 @@ impl<F: Filesystem> Router<F> {
         namespace.homes.directory();
         if link.had_earlier() {
             namespace.moves.had_earlier();
+            namespace.replicas.are_unknown();
         } else {
             namespace.pooled.adopts_none();
         }
@@ -214,7 +215,8 @@ impl<F: Filesystem> Router<F> {
         }
         // (Other members' files need what this one has for them.)
         let is_home = || !self.link.is_over() && clean() && serving::remove_unneeded(self, &|| true) > 0;
-        if is_held() || is_home() || lost::is_pending(self) && !self.link.is_over() {
+        let may_be_needed = || !self.link.is_over() && (lost::is_pending(self) || !held::owners_live(self));
+        if is_held() || is_home() || may_be_needed() {
             std::thread::sleep(LOOK_EVERY);
             return false;
         }
@@ -222,7 +224,7 @@ impl<F: Filesystem> Router<F> {
         self.works.await_earlier(|| false);
         // (From now on none makes files without a request: this member refuses what would begin that.)
         self.namespace.metadata.recall_for_writer();
-        if !settled() || is_held() || is_home() || lost::is_pending(self) && !self.link.is_over() || !close(true) {
+        if !settled() || is_held() || is_home() || may_be_needed() || !close(true) {
             self.leaving.store(false, Ordering::SeqCst);
             return false;
         }

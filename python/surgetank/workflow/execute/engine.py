@@ -477,7 +477,8 @@ class Engine:
     def _fail(self, id_: str, why: str, exit_: Exit | None) -> None:
         task = self.workflow.tasks[id_]
         attempt = self.attempts[id_]
-        self._clear(task)
+        if exit_ is not None:
+            self._clear(task)
         self.journal.say("failed", task=id_, attempt=attempt, why=why, at_ns=time.time_ns())
         in_place = [path for path in task.outputs if path in task.inputs]
         attempts = 1 + (task.retries if self.settings.retries is None else self.settings.retries)

@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from .losses import Losses, readable
 from .next_read import NextReads
 from .progress import Progress, choose
 from .settings import NOT_DURABLE, Settings
-from .stamp import stamp
+from .stamp import Stamp, stamp
 
 HOME = Path(journal.HOME)
 
@@ -40,7 +40,9 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
     with _lock():
         orphans.end(settings.directory)
         past = _past(settings)
-        missing = absent(workflow, settings)
+        losses = Losses(agent, settings.over)
+        present = readable if losses.in_pool else stamp
+        missing = absent(workflow, settings, present)
         book = journal.Journal(HOME, past)
         (book.directory / "graph.json").write_text(json.dumps(graphfile.to_json(workflow)))
         steps: list[dict[str, Any]] = []
@@ -56,8 +58,6 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
                         settings,
                         [(_join(settings.inputs_from, path), _join(settings.directory, path)) for path in missing],
                     )
-            losses = Losses(agent, settings.over)
-            present = readable if losses.in_pool else stamp
             decision = resume.decide(workflow, past, present, drop)
             next_reads = None
             if agent is not None:
@@ -76,13 +76,17 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
             engine.run()
             before = engine.attempts
             while tally.stopped_by is None and losses.are_new(failed=bool(tally.failed)):
-                # (This run's results, too.)
+                # (This run's results, too. An input that is lost makes no result of it bad.)
                 book.flush()
-                now = resume.decide(workflow, journal.load(HOME), present, drop)
+                now = resume.decide(workflow, journal.load(HOME), present, drop, decision.sources)
                 again = [id_ for id_ in now.run if id_ in tally.done or id_ in decision.done]
                 if not again and not tally.failed:
                     break
-                tally.again += again
+                for id_ in again:
+                    tally.done.pop(id_, None)
+                    decision.done.pop(id_, None)
+                    decision.run[id_] = now.run[id_]
+                tally.again += [id_ for id_ in again if id_ not in tally.again]
                 progress.say(
                     f"a node of the pool was lost; the tasks that made what is lost run again: {_named(again)}"
                 )
@@ -143,9 +147,10 @@ def check(workflow: Workflow, settings: Settings) -> None:
             )
 
 
-def absent(workflow: Workflow, settings: Settings) -> list[str]:
+def absent(workflow: Workflow, settings: Settings, present: Callable[[str], Stamp | None] = stamp) -> list[str]:
     """Inputs that must be staged in; an error if there is no source for them."""
-    missing = [file.path for file in workflow.inputs() if not os.path.exists(file.path)]
+    inputs = [file.path for file in workflow.inputs()]
+    missing = [path for path in inputs if not os.path.exists(path) or present(path) is None]
     staged = [path for path in missing if settings.inputs_from is not None and not os.path.isabs(path)]
     lost = [path for path in missing if path not in staged]
     if lost:

@@ -16,6 +16,7 @@ from .stamp import Stamp, stamp
 # So long a node that does not answer is awaited: it answers again, or its lease ends.
 PATIENCE_S = 90.0
 LOOK_AGAIN_S = 0.5
+SETTLED_S = 3.0
 
 
 def readable(path: str) -> Stamp | None:
@@ -46,6 +47,8 @@ class Losses:
             now = _lost(pool)
             if now - self._known:
                 self._known |= now
+                # (Other members learn it a moment later, and put back what they have.)
+                time.sleep(SETTLED_S)
                 return True
             silent = any(member["undrained_bytes"] is None for member in (pool or {}).get("members", []))
             if not (failed and silent) or time.monotonic() > until_s:

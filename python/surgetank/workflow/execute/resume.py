@@ -48,11 +48,13 @@ def decide(
     past: Past,
     present: Callable[[str], Stamp | None],
     droppable: Collection[str],
+    before: dict[str, Stamp] | None = None,
 ) -> Decision:
-    """The tasks to run, from the facts of `past` and the files that are `present`."""
+    """The tasks to run, from the facts of `past` and the files that are `present`. `before`: stamps of inputs that are not
+    there any more, and were when the run began."""
     sources: dict[str, Stamp] = {}
     for file in workflow.inputs():
-        found = present(file.path)
+        found = present(file.path) or (before or {}).get(file.path)
         if found is not None:
             sources[file.path] = found
     today = derivations(workflow, sources)

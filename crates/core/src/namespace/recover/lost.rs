@@ -14,7 +14,6 @@ use surgetank_tier::Plain;
 use surgetank_types::model::{DeviceId, FileId, FileRecord, Image, Kind, Mark, Mode, OpKind, RunId, Seq};
 
 use crate::base::users::own_cred;
-use crate::metadata::FILES_OF_A_MEMBER;
 use crate::metadata::losses::{lost_from, missing_from};
 use crate::namespace::recover::Recovery;
 use crate::namespace::recover::synced::PutBack;
@@ -149,12 +148,8 @@ pub(crate) fn give_up_homes(recovery: &Recovery<'_>, not: &[FileId]) -> usize {
     let at_lost = |id: FileId| {
         let inode = tree.get(id).filter(|inode| inode.handles == 0 && !not.contains(&id))?;
         let home = inode.home()?;
-        // (After the end of a whole pool its nodes may have everything.)
-        let mut made_as = recovery.base.members.get()?.membership();
-        let present = made_as.member;
-        made_as.member = u32::try_from(id.0 / FILES_OF_A_MEMBER).ok()?;
-        let is_of_pool = made_as.member == present || recovery.base.fence.was(&made_as);
-        recovery.files.copies.absence(&tree, id).filter(|_| is_of_pool).map(|absent| (id, home, absent))
+        let copies = &recovery.files.copies;
+        copies.absence(&tree, id).filter(|_| copies.is_of_this_pool(id)).map(|absent| (id, home, absent))
     };
     let missing = tree.ops.values().filter(|op| is_missing(op));
     let missing = missing.filter_map(|op| at_lost(op.file()).map(|lost| (is_tried(op), lost)));

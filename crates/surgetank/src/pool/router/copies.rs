@@ -21,7 +21,7 @@ use surgetank_types::model::{Caller, FileId};
 
 use super::super::call::{Answer, Ask, Call};
 use super::super::link::{Link, NoAnswer};
-use super::super::replicas::{Copies, Hold, LISTED_MAX, Record};
+use super::super::replicas::{Copies, Hold, Known, LISTED_MAX, Record};
 use super::adopt::Names;
 use super::lengths::end_name;
 use super::{PATIENCE, Router, held, sending};
@@ -138,11 +138,9 @@ impl Outgoing {
 pub(super) fn begin<F: Filesystem>(router: &Arc<Router<F>>) {
     held::find(router);
     let me = router.link.member();
-    held::of(router, me).into_iter().for_each(|record| router.outgoing.copies.is_at(record, me));
+    held::of(router, me).into_iter().for_each(|record| is_at(router, record, me));
     router.outgoing.unasked().remove(&me);
-    if router.outgoing.unasked().is_empty() {
-        router.outgoing.are_known.store(true, Ordering::Release);
-    }
+    all_may_be_known(router);
     router.namespace.replicas.note_closed();
     let mut looks = Looks::default();
     let mut begun = spawn(router, "pool-copies", move |router| look(router, &mut looks));
@@ -231,9 +229,21 @@ fn learn<F: Filesystem>(router: &Router<F>) {
             });
         }
     });
+    all_may_be_known(router);
+}
+
+fn all_may_be_known<F: Filesystem>(router: &Router<F>) {
     if router.outgoing.unasked().is_empty() {
+        router.namespace.replicas.are_known();
         router.outgoing.are_known.store(true, Ordering::Release);
     }
+}
+
+/// The member has a copy that an earlier agent made.
+fn is_at<F: Filesystem>(router: &Router<F>, record: Record, member: u32) {
+    // (Before the table: what leaves that is not in the other one any more.)
+    router.namespace.replicas.has_copy(FileId(record.number));
+    router.outgoing.copies.is_at(record, member);
 }
 
 /// Returns whether all that the member has is known.
@@ -246,7 +256,7 @@ fn learn_of<F: Filesystem>(router: &Router<F>, member: u32) -> bool {
             Ok(Answer::Bytes(bytes)) => {
                 let Ok(records) = postcard::from_bytes::<Vec<Record>>(&bytes) else { return false };
                 let next = records.last().filter(|_| records.len() == LISTED_MAX).map(|last| last.number + 1);
-                records.into_iter().for_each(|record| router.outgoing.copies.is_at(record, member));
+                records.into_iter().for_each(|record| is_at(router, record, member));
                 let Some(next) = next else { return true };
                 first = next;
             }
@@ -363,36 +373,38 @@ fn compare_for_program<F: Filesystem>(router: &Router<F>, numbers: &[u64]) -> Fs
 /// Compares copies with the files, and tells the holders what has changed. Returns whether all have learnt it.
 fn compare<F: Filesystem>(router: &Router<F>, numbers: &[u64], until: Instant) -> bool {
     let copies = &router.outgoing.copies;
-    let mut told = BTreeMap::<u32, (Vec<u64>, Vec<Record>)>::new();
     let mut are_made = true;
+    let mut all = Vec::new();
     for number in numbers {
-        let Some((known, holders)) = copies.when_made(*number, || tick() < until && !router.link.is_over()) else {
-            continue;
-        };
+        let known = copies.when_made(*number, || tick() < until && !router.link.is_over());
+        all.extend(known.map(|known| (*number, known)));
+        are_made &= tick() < until;
+    }
+    // (After the messages that made those, and before the look: what a later message says is so later.)
+    let attempt = router.outgoing.attempts.fetch_add(1, Ordering::Relaxed);
+    let mut told = BTreeMap::<u32, (Vec<u64>, Vec<Record>)>::new();
+    for (number, Known { record: known, holders, is_doubtful }) in &all {
         let sealed = router.namespace.replicas.sealed(FileId(*number));
         let record = sealed.map(|sealed| Record::of(*number, &sealed));
         let is_same_content = |record: &Record| record.version == known.version && record.home == known.home;
-        match record.filter(is_same_content) {
-            Some(record) if record.says(&known) => {}
+        match record.filter(|record| !*is_doubtful && is_same_content(record)) {
+            Some(record) if record.says(known) => {}
             Some(record) => {
-                for member in &holders {
+                for member in holders {
                     told.entry(*member).or_default().1.push(record.clone());
                 }
             }
             None => holders.iter().for_each(|member| told.entry(*member).or_default().0.push(*number)),
         }
-        are_made &= tick() < until;
     }
     let mut have_learnt = are_made;
     for (member, (gone, records)) in told {
-        let hold = Hold::Changed { gone: gone.clone(), records: records.clone() };
+        let hold = Hold::Changed { attempt, gone: gone.clone(), records: records.clone() };
         let answer = tell(router, member, hold, until);
         match answer {
             Ok(Answer::Done) | Err(NoAnswer::Gone) => {
                 for number in gone {
-                    if copies.has_gone(number, member) {
-                        router.namespace.replicas.is_alone(FileId(number));
-                    }
+                    copies.has_gone(number, member, attempt, || router.namespace.replicas.is_alone(FileId(number)));
                     // (It may be a newer version that needs copies.)
                     router.outgoing.add([number]);
                 }
@@ -453,7 +465,8 @@ pub fn single_copies<F: Filesystem>(router: &Router<F>) -> (u64, u64) {
     let lost = router.link.lost();
     let me = router.link.member();
     let is_alone = |number: u64| {
-        let holders = router.outgoing.copies.of(number).map(|(_, holders)| holders).unwrap_or_default();
+        let known = router.outgoing.copies.of(number).filter(|known| !known.is_doubtful);
+        let holders = known.map(|known| known.holders).unwrap_or_default();
         // (A copy here is one of content that is elsewhere.)
         let is_own = |member: u32| member == me && router.namespace.homes.home_of(FileId(number)).is_none();
         holders.into_iter().all(|member| lost.contains_key(&member) || is_own(member))

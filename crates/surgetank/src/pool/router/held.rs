@@ -10,16 +10,19 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
 use surgetank_core::namespace::pooled::FILES_OF_A_MEMBER;
 use surgetank_core::namespace::replicas::HeldFile;
 use surgetank_store::StorePath;
+use surgetank_types::clock::tick;
 use surgetank_types::error::{Fault, FsResult};
 use surgetank_types::model::FileId;
 
-use super::super::call::Answer;
+use super::super::call::{Answer, Ask, Call};
+use super::super::link::NoAnswer;
 use super::super::others::contents::Content;
 use super::super::replicas::{Hold, LISTED_MAX, Record};
 use super::Router;
@@ -39,7 +42,12 @@ pub(super) struct Held {
     losing: Mutex<()>,
     /// By member: attempts before this one do not count. Held while a copy becomes one.
     since: Mutex<HashMap<u32, u64>>,
+    /// By number: the last message, and when it came. An earlier one that comes later does not count.
+    latest: Mutex<HashMap<u64, (u64, Instant)>>,
 }
+
+/// No message comes so much later.
+const LATE: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Clone)]
 struct Part {
@@ -52,6 +60,16 @@ struct Part {
 impl Held {
     fn since(&self) -> MutexGuard<'_, HashMap<u32, u64>> {
         self.since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does the message about this number count? Then earlier ones do not, from now on.
+    fn counts(&self, number: u64, attempt: u64) -> bool {
+        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = latest.get(&number).is_none_or(|(last, _)| *last <= attempt);
+        if counts {
+            latest.insert(number, (attempt, tick()));
+        }
+        counts
     }
 
     fn parts(&self) -> MutexGuard<'_, HashMap<(u32, u64), Part>> {
@@ -102,18 +120,26 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, hold: &Hold)
     let of_member = |number: &u64| owner_of(*number) == member;
     match hold {
         Hold::Piece { record, .. } if !of_member(&record.number) || !is_path(&record.path) => failed(Errno::PERM),
+        Hold::Piece { record, attempt, .. } if !router.held.counts(record.number, *attempt) => failed(Errno::STALE),
         Hold::Piece { record, attempt, offset, content, is_last } => {
             match take(router, member, record, (*attempt, *offset), content, *is_last) {
                 Ok(()) => Answer::Done,
                 Err(fault) => {
-                    end_part(router, member, record.number);
+                    // (The owner will not know of what is there, unless its next agent has made it meanwhile.)
+                    let is_late = router.held.since().get(&member).is_some_and(|since| attempt < since);
+                    if is_late {
+                        end_part(router, member, record.number);
+                    } else {
+                        drop_copy(router, record.number);
+                    }
                     failed(fault.errno)
                 }
             }
         }
-        Hold::Changed { gone, records } => {
-            gone.iter().filter(|number| of_member(number)).for_each(|number| drop_copy(router, *number));
-            let mut ours = records.iter().filter(|record| of_member(&record.number) && is_path(&record.path));
+        Hold::Changed { attempt, gone, records } => {
+            let counts = |number: &u64| of_member(number) && router.held.counts(*number, *attempt);
+            gone.iter().filter(|number| counts(number)).for_each(|number| drop_copy(router, *number));
+            let mut ours = records.iter().filter(|record| is_path(&record.path) && counts(&record.number));
             match ours.try_for_each(|record| says(router, record)) {
                 Ok(()) => Answer::Done,
                 Err(Fault { errno, .. }) => failed(errno),
@@ -299,6 +325,7 @@ fn is_to_come_back<F: Filesystem>(router: &Router<F>, record: &Record) {
 
 /// Copies of files of a member that has left go: the store has everything of it.
 pub(super) fn look_at_owners<F: Filesystem>(router: &Router<F>) {
+    router.held.latest.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, (_, came)| came.elapsed() < LATE);
     let owners: BTreeSet<u32> = records(router).keys().map(|number| owner_of(*number)).collect();
     if owners.is_empty() {
         return;
@@ -317,8 +344,24 @@ pub(super) fn look_at_owners<F: Filesystem>(router: &Router<F>) {
     }
 }
 
-/// This member leaves: no copy stays.
+/// Do the owners of the copies here live? One that does not answer may be lost in a moment: then its files come back from here.
+pub(super) fn owners_live<F: Filesystem>(router: &Router<F>) -> bool {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let (me, lost) = (router.link.member(), router.link.lost());
+    let owners: BTreeSet<u32> = records(router).keys().map(|number| owner_of(*number)).collect();
+    let mut others = owners.into_iter().filter(|owner| *owner != me && !lost.contains_key(owner));
+    others.all(|owner| {
+        let call = Call { uid: 0, gid: 0, ask: Ask::Report };
+        let until = tick() + PATIENCE;
+        let answer = router.link.call(owner, &call, None, &mut |_| tick() < until);
+        matches!(answer, Ok(_) | Err(NoAnswer::Gone)) && !router.link.lost().contains_key(&owner)
+    })
+}
+
+/// This member leaves: no copy stays, but those of lost members' files, which come back.
 pub(super) fn end<F: Filesystem>(router: &Router<F>) {
-    let numbers: Vec<u64> = records(router).keys().copied().collect();
+    let lost = router.link.lost();
+    let is_kept = |number: &u64| lost.contains_key(&owner_of(*number));
+    let numbers: Vec<u64> = records(router).keys().copied().filter(|number| !is_kept(number)).collect();
     numbers.into_iter().for_each(|number| drop_copy(router, number));
 }

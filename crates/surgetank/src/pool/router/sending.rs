@@ -20,7 +20,7 @@ use surgetank_types::model::{FileId, Role};
 
 use super::super::call::{Answer, Ask, Call};
 use super::super::link::NoAnswer;
-use super::super::replicas::{Hold, Record};
+use super::super::replicas::{End, Hold, Record};
 use super::copies::{LISTING, tell};
 use super::homes::agent;
 use super::{PATIENCE, Router, held};
@@ -35,13 +35,13 @@ pub(super) fn copy<F: Filesystem>(router: &Router<F>, number: u64) {
     let wanted = usize::try_from(sealed.wanted).unwrap_or(usize::MAX).saturating_sub(1);
     let record = Record::of(number, &sealed);
     let known = router.outgoing.copies.of(number);
-    if wanted == 0 || known.as_ref().is_some_and(|(_, holders)| holders.len() >= wanted) {
-        return;
-    }
-    if known.as_ref().is_some_and(|(version, _)| *version != record.version) {
+    if known.as_ref().is_some_and(|known| known.is_doubtful || known.record.version != record.version) {
         return router.outgoing.try_later(number);
     }
-    let mut holders = known.map(|(_, holders)| holders).unwrap_or_default();
+    let mut holders = known.map(|known| known.holders).unwrap_or_default();
+    if holders.len() >= wanted {
+        return;
+    }
     for member in candidates(router, &sealed, &holders) {
         if holders.len() >= wanted {
             return;
@@ -174,11 +174,11 @@ fn send_from<F: Filesystem>(
             return Ok(false);
         }
         if is_last {
-            if !copies.begins(record, member) {
+            if !copies.begins(record, member, attempt) {
                 return Ok(false);
             }
             if !replicas.is_still(id, sealed) {
-                ends(router, record.number, member, false);
+                ends(router, record.number, member, End::NotThere);
                 return Ok(false);
             }
         }
@@ -186,9 +186,15 @@ fn send_from<F: Filesystem>(
         let answer = tell(router, member, piece, tick() + PATIENCE);
         let is_done = answer == Ok(Answer::Done);
         if is_last {
-            // (Without an answer it may be there.)
-            let is_not = matches!(answer, Ok(Answer::Failed(_)) | Err(NoAnswer::Gone));
-            ends(router, record.number, member, !is_not);
+            // (The member's process says AGAIN for an agent that has not answered, and may do so later.)
+            let is_late = |errno: i32| errno == Errno::AGAIN.raw_os_error();
+            let end = match &answer {
+                Ok(Answer::Done) => End::There,
+                Ok(Answer::Failed(errno)) if !is_late(*errno) => End::NotThere,
+                Err(NoAnswer::Gone) => End::NotThere,
+                _ => End::Unknown,
+            };
+            ends(router, record.number, member, end);
         }
         if !is_done {
             return Err(std::io::Error::other(format!("{answer:?}")));
@@ -200,10 +206,7 @@ fn send_from<F: Filesystem>(
     }
 }
 
-/// A copy is made, or not. `is_there`: or it may be.
-fn ends<F: Filesystem>(router: &Router<F>, number: u64, member: u32, is_there: bool) {
-    router.outgoing.copies.ends(number, member, is_there);
-    if router.outgoing.copies.of(number).is_none() {
-        router.namespace.replicas.is_alone(FileId(number));
-    }
+/// A copy is made, or not.
+fn ends<F: Filesystem>(router: &Router<F>, number: u64, member: u32, end: End) {
+    router.outgoing.copies.ends(number, member, end, || router.namespace.replicas.is_alone(FileId(number)));
 }

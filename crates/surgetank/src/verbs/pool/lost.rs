@@ -42,12 +42,17 @@ pub fn lost(program: &Program<'_>, args: &Args) -> Outcome {
     let device = fs::metadata(&directory).map_err(|why| unreadable(&directory, &why))?.dev();
     let mut found = Vec::new();
     find(&directory, device, &mut found)?;
+    let mut kept = None;
     if args.remove {
-        for path in &found {
-            fs::remove_file(path).map_err(|why| {
-                Error::new(format!("{} cannot be removed", path.display())).why(why).data("it is lost")
-            })?;
-        }
+        found.retain(|path| match remove(path) {
+            Ok(is_removed) => is_removed,
+            Err(why) => {
+                kept.get_or_insert_with(|| {
+                    Error::new(format!("{} cannot be removed", path.display())).why(why).data("the others were removed")
+                });
+                false
+            }
+        });
     }
     let mut out = std::io::stdout().lock();
     let printed = if args.json {
@@ -57,7 +62,21 @@ pub fn lost(program: &Program<'_>, args: &Args) -> Outcome {
         found.iter().try_for_each(|path| out.write_all(&[path.as_os_str().as_bytes(), b"\n"].concat()))
     };
     printed.and_then(|()| out.flush()).map_err(|why| Error::new("the list cannot be printed").why(why))?;
+    if let Some(error) = kept {
+        return Err(error.into());
+    }
     Ok(if found.is_empty() || args.remove { exit::OK } else { exit::NOT_DURABLE })
+}
+
+/// Returns `false` if it is there again, or gone, since it was found.
+fn remove(path: &Path) -> std::io::Result<bool> {
+    if !is_lost(path) {
+        return Ok(false);
+    }
+    match fs::remove_file(path) {
+        Err(why) if why.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        removed => removed.map(|()| true),
+    }
 }
 
 fn unreadable(at: &Path, why: &std::io::Error) -> Error {
@@ -67,8 +86,11 @@ fn unreadable(at: &Path, why: &std::io::Error) -> Error {
 fn find(directory: &Path, device: u64, found: &mut Vec<PathBuf>) -> Result<(), Error> {
     let mut above = vec![directory.to_owned()];
     while let Some(at) = above.pop() {
-        let entries = fs::read_dir(&at).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-        for entry in entries.map_err(|why| unreadable(&at, &why))? {
+        let entries = match fs::read_dir(&at).and_then(Iterator::collect::<Result<Vec<_>, _>>) {
+            Err(why) if why.kind() == std::io::ErrorKind::NotFound && at != directory => continue,
+            entries => entries.map_err(|why| unreadable(&at, &why))?,
+        };
+        for entry in entries {
             let path = entry.path();
             match entry.file_type() {
                 // (Not below another mount.)
