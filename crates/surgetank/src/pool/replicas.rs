@@ -243,3 +243,62 @@ impl Copies {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HERE: u32 = 2;
+
+    fn record(version: u32, path: &str) -> Record {
+        let time = Timestamp::from_parts(1, 0);
+        Record {
+            number: 7,
+            version,
+            size_bytes: 10,
+            path: path.into(),
+            perm: 0o644,
+            owner: (0, 0),
+            times: (time, time),
+            above: Vec::new(),
+            home: None,
+        }
+    }
+
+    fn made(copies: &Copies, end: End) {
+        assert!(copies.begins(&record(1, "a"), HERE, 5));
+        copies.ends(7, HERE, end, || assert_eq!(end, End::NotThere));
+    }
+
+    #[test]
+    fn copy_that_may_be_there_does_not_count_and_is_not_made_beside() {
+        let copies = Copies::default();
+        made(&copies, End::Unknown);
+        assert!(copies.of(7).is_some_and(|known| known.is_doubtful));
+        assert!(!copies.begins(&record(1, "a"), HERE + 1, 6));
+        let mut is_alone = false;
+        copies.has_gone(7, HERE, 8, || is_alone = true);
+        assert!(is_alone && copies.are_none());
+        made(&copies, End::There);
+        assert!(copies.of(7).is_some_and(|known| !known.is_doubtful));
+    }
+
+    #[test]
+    fn late_end_of_an_earlier_message_ends_no_later_copy() {
+        let copies = Copies::default();
+        made(&copies, End::There);
+        copies.has_gone(7, HERE, 4, || panic!("it has a copy"));
+        assert_eq!(copies.of(7).map(|known| known.holders), Some(BTreeSet::from([HERE])));
+        made(&Copies::default(), End::NotThere);
+    }
+
+    #[test]
+    fn holders_that_say_different_things_are_in_doubt() {
+        let copies = Copies::default();
+        copies.is_at(record(1, "a"), HERE);
+        copies.is_at(record(1, "a"), HERE + 1);
+        assert!(copies.of(7).is_some_and(|known| !known.is_doubtful));
+        copies.is_at(record(1, "b"), HERE + 2);
+        assert!(copies.of(7).is_some_and(|known| known.is_doubtful && known.holders.len() == 3));
+    }
+}
