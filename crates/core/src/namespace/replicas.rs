@@ -140,8 +140,9 @@ impl Replicas {
         let _inode = self.files.metadata.lock_inode(id);
         let tree = self.files.metadata.read_tree();
         let now = self.sealed_in(&tree, id);
-        // (A read changes the time of the last access.)
-        let is_still = now.is_some_and(|now| now == Sealed { times: now.times, ..then.clone() });
+        // (What else has changed the holders learn at the next look.)
+        let of = |sealed: &Sealed| (sealed.version, sealed.epoch, sealed.path.clone(), sealed.perm, sealed.owner);
+        let is_still = now.is_some_and(|now| of(&now) == of(then));
         if is_still {
             self.has_copy(id);
         }

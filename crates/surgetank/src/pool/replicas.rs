@@ -8,7 +8,7 @@
 //!
 //! The danger that this avoids: a file that was removed or written since returns when its owner is lost.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -90,20 +90,18 @@ pub struct Copies {
     made: Condvar,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 struct Entry {
-    record: Record,
-    /// Members, and the number of the message that made each a holder.
-    holders: BTreeMap<u32, u64>,
+    holders: BTreeMap<u32, Holder>,
     is_being_made: bool,
-    /// A holder may have something else, or nothing: all are to drop what they have.
-    is_doubtful: bool,
 }
 
-impl Entry {
-    fn of(record: Record) -> Self {
-        Self { record, holders: BTreeMap::new(), is_being_made: false, is_doubtful: false }
-    }
+#[derive(Debug, Clone)]
+struct Holder {
+    /// The number of the message that made it one.
+    made: u64,
+    /// What it has. `None`: in doubt, so it is to drop what it has.
+    has: Option<Record>,
 }
 
 /// What is known of the end of a message that makes a copy.
@@ -115,18 +113,16 @@ pub enum End {
     Unknown,
 }
 
-/// What is known of the copies of one file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Known {
-    pub record: Record,
-    pub holders: BTreeSet<u32>,
-    pub is_doubtful: bool,
-}
+/// What each holder of one file has. `None`: in doubt.
+pub type Holders = BTreeMap<u32, Option<Record>>;
 
 impl Entry {
-    fn known(&self) -> Known {
-        let holders = self.holders.keys().copied().collect();
-        Known { record: self.record.clone(), holders, is_doubtful: self.is_doubtful }
+    fn known(&self) -> Holders {
+        self.holders.iter().map(|(member, holder)| (*member, holder.has.clone())).collect()
+    }
+
+    fn records(&self) -> impl Iterator<Item = &Record> {
+        self.holders.values().filter_map(|holder| holder.has.as_ref())
     }
 }
 
@@ -135,12 +131,13 @@ impl Copies {
     /// have an older version.
     pub fn begins(&self, record: &Record, member: u32, attempt: u64) -> bool {
         let mut all = self.hold();
-        let entry = all.entry(record.number).or_insert_with(|| Entry::of(record.clone()));
-        if entry.is_being_made || entry.is_doubtful || entry.record.version != record.version {
+        let entry = all.entry(record.number).or_default();
+        let is_there = entry.holders.contains_key(&member);
+        if entry.is_being_made || is_there || entry.records().any(|known| known.version != record.version) {
             return false;
         }
         entry.is_being_made = true;
-        entry.holders.insert(member, attempt);
+        entry.holders.insert(member, Holder { made: attempt, has: Some(record.clone()) });
         true
     }
 
@@ -149,9 +146,10 @@ impl Copies {
         let mut all = self.hold();
         if let Some(entry) = all.get_mut(&number) {
             entry.is_being_made = false;
-            entry.is_doubtful |= end == End::Unknown;
-            if end == End::NotThere {
-                entry.holders.remove(&member);
+            match (end, entry.holders.get_mut(&member)) {
+                (End::Unknown, Some(holder)) => holder.has = None,
+                (End::NotThere, Some(_)) => drop(entry.holders.remove(&member)),
+                (End::There, _) | (_, None) => {}
             }
             if entry.holders.is_empty() {
                 all.remove(&number);
@@ -164,10 +162,8 @@ impl Copies {
     /// A member says that it has this copy.
     pub fn is_at(&self, record: Record, member: u32) {
         let mut all = self.hold();
-        let entry = all.entry(record.number).or_insert_with(|| Entry::of(record.clone()));
-        // (The agent before had not said the same to all.)
-        entry.is_doubtful |= !record.says(&entry.record);
-        entry.holders.insert(member, 0);
+        let entry = all.entry(record.number).or_default();
+        entry.holders.insert(member, Holder { made: 0, has: Some(record) });
     }
 
     pub fn are_none(&self) -> bool {
@@ -175,7 +171,7 @@ impl Copies {
     }
 
     /// `None`: there are no copies.
-    pub fn of(&self, number: u64) -> Option<Known> {
+    pub fn of(&self, number: u64) -> Option<Holders> {
         self.hold().get(&number).map(Entry::known)
     }
 
@@ -187,11 +183,12 @@ impl Copies {
     pub fn below(&self, path: &[u8]) -> Vec<u64> {
         let is_below = |of: &[u8]| of.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"));
         let all = self.hold();
-        all.iter().filter(|(_, entry)| is_below(&entry.record.path)).map(|(number, _)| *number).collect()
+        let concerned = all.iter().filter(|(_, entry)| entry.records().any(|record| is_below(&record.path)));
+        concerned.map(|(number, _)| *number).collect()
     }
 
     /// The entry when no copy is being made. `None`: there is none.
-    pub fn when_made(&self, number: u64, mut patient: impl FnMut() -> bool) -> Option<Known> {
+    pub fn when_made(&self, number: u64, mut patient: impl FnMut() -> bool) -> Option<Holders> {
         const LOOK_EVERY: Duration = Duration::from_millis(50);
         let mut all = self.hold();
         loop {
@@ -203,10 +200,12 @@ impl Copies {
         }
     }
 
-    /// The members know this record now.
-    pub fn says(&self, record: Record) {
-        if let Some(entry) = self.hold().get_mut(&record.number) {
-            entry.record = record;
+    /// The member has this record now, if it had its copy when this message began.
+    pub fn says(&self, record: Record, member: u32, attempt: u64) {
+        let mut all = self.hold();
+        let holder = all.get_mut(&record.number).and_then(|entry| entry.holders.get_mut(&member));
+        if let Some(holder) = holder.filter(|holder| holder.made < attempt && holder.has.is_some()) {
+            holder.has = Some(record);
         }
     }
 
@@ -214,7 +213,7 @@ impl Copies {
     pub fn has_gone(&self, number: u64, member: u32, attempt: u64, alone: impl FnOnce()) {
         let mut all = self.hold();
         let Some(entry) = all.get_mut(&number) else { return alone() };
-        if entry.holders.get(&member).is_some_and(|made| *made < attempt) {
+        if entry.holders.get(&member).is_some_and(|holder| holder.made < attempt) {
             entry.holders.remove(&member);
         }
         if entry.holders.is_empty() && !entry.is_being_made {
@@ -224,8 +223,8 @@ impl Copies {
         }
     }
 
-    /// Members that are none any more have none. Returns the files that had some there.
-    pub fn keep_members(&self, is_member: impl Fn(u32) -> bool) -> Vec<u64> {
+    /// Members that are none any more have none. Returns the files that had some there. `alone`: no member has one of this file.
+    pub fn keep_members(&self, is_member: impl Fn(u32) -> bool, mut alone: impl FnMut(u64)) -> Vec<u64> {
         let mut all = self.hold();
         let mut fewer = Vec::new();
         for (number, entry) in all.iter_mut() {
@@ -235,7 +234,13 @@ impl Copies {
                 fewer.push(*number);
             }
         }
-        all.retain(|_, entry| !entry.holders.is_empty() || entry.is_being_made);
+        all.retain(|number, entry| {
+            let is_kept = !entry.holders.is_empty() || entry.is_being_made;
+            if !is_kept {
+                alone(*number);
+            }
+            is_kept
+        });
         fewer
     }
 
@@ -270,35 +275,47 @@ mod tests {
         copies.ends(7, HERE, end, || assert_eq!(end, End::NotThere));
     }
 
-    #[test]
-    fn copy_that_may_be_there_does_not_count_and_is_not_made_beside() {
-        let copies = Copies::default();
-        made(&copies, End::Unknown);
-        assert!(copies.of(7).is_some_and(|known| known.is_doubtful));
-        assert!(!copies.begins(&record(1, "a"), HERE + 1, 6));
-        let mut is_alone = false;
-        copies.has_gone(7, HERE, 8, || is_alone = true);
-        assert!(is_alone && copies.are_none());
-        made(&copies, End::There);
-        assert!(copies.of(7).is_some_and(|known| !known.is_doubtful));
+    fn has(copies: &Copies, member: u32) -> Option<Option<Record>> {
+        copies.of(7)?.get(&member).cloned()
     }
 
     #[test]
-    fn late_end_of_an_earlier_message_ends_no_later_copy() {
+    fn copy_that_may_be_there_does_not_count_and_others_stay() {
+        let copies = Copies::default();
+        made(&copies, End::Unknown);
+        assert_eq!(has(&copies, HERE), Some(None));
+        assert!(!copies.begins(&record(1, "a"), HERE, 6), "it is to drop what it may have first");
+        assert!(copies.begins(&record(1, "a"), HERE + 1, 7));
+        copies.ends(7, HERE + 1, End::There, || panic!("it has a copy"));
+        copies.has_gone(7, HERE, 8, || panic!("another one has a copy"));
+        assert_eq!(copies.of(7), Some(Holders::from([(HERE + 1, Some(record(1, "a")))])));
+        let mut is_alone = false;
+        copies.has_gone(7, HERE + 1, 9, || is_alone = true);
+        assert!(is_alone && copies.are_none());
+        made(&copies, End::NotThere);
+        assert!(copies.are_none());
+    }
+
+    #[test]
+    fn late_end_of_an_earlier_message_changes_no_later_copy() {
         let copies = Copies::default();
         made(&copies, End::There);
         copies.has_gone(7, HERE, 4, || panic!("it has a copy"));
-        assert_eq!(copies.of(7).map(|known| known.holders), Some(BTreeSet::from([HERE])));
-        made(&Copies::default(), End::NotThere);
+        copies.says(record(1, "before"), HERE, 4);
+        assert_eq!(has(&copies, HERE), Some(Some(record(1, "a"))));
     }
 
     #[test]
-    fn holders_that_say_different_things_are_in_doubt() {
+    fn only_the_holder_that_has_answered_has_the_new_name() {
         let copies = Copies::default();
-        copies.is_at(record(1, "a"), HERE);
-        copies.is_at(record(1, "a"), HERE + 1);
-        assert!(copies.of(7).is_some_and(|known| !known.is_doubtful));
-        copies.is_at(record(1, "b"), HERE + 2);
-        assert!(copies.of(7).is_some_and(|known| known.is_doubtful && known.holders.len() == 3));
+        (HERE..HERE + 2).for_each(|member| copies.is_at(record(1, "a"), member));
+        copies.says(record(1, "b"), HERE, 5);
+        assert_eq!(has(&copies, HERE), Some(Some(record(1, "b"))));
+        assert_eq!(has(&copies, HERE + 1), Some(Some(record(1, "a"))));
+        assert_eq!((copies.below(b"a"), copies.below(b"b")), (vec![7], vec![7]));
+        assert!(!copies.begins(&record(2, "b"), HERE + 2, 6), "others have an older version");
+        let mut alone = Vec::new();
+        assert_eq!(copies.keep_members(|_| false, |number| alone.push(number)), [7]);
+        assert_eq!(alone, [7]);
     }
 }

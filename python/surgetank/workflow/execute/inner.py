@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import hints
-from ..agent import Agent
+from ..agent import Agent, lost
 from ..graph import Workflow
 from ..problem import Problem
 from . import graphfile, journal, orphans, peak, persist, plan, resume
@@ -24,7 +24,7 @@ from .losses import Losses, readable
 from .next_read import NextReads
 from .progress import Progress, choose
 from .settings import NOT_DURABLE, Settings
-from .stamp import Stamp, stamp
+from .stamp import Stamp, remove, stamp
 
 HOME = Path(journal.HOME)
 
@@ -53,6 +53,9 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
                 reserve(workflow, settings, agent, drop, progress)
             if missing:
                 progress.step(f"stage-in: {len(missing)} inputs from {settings.inputs_from}")
+                for path in filter(lost, missing):
+                    # (Else it looks complete.)
+                    remove(path)
                 with _step(steps, "stage-in", book):
                     copy(
                         settings,
@@ -152,11 +155,11 @@ def absent(workflow: Workflow, settings: Settings, present: Callable[[str], Stam
     inputs = [file.path for file in workflow.inputs()]
     missing = [path for path in inputs if not os.path.exists(path) or present(path) is None]
     staged = [path for path in missing if settings.inputs_from is not None and not os.path.isabs(path)]
-    lost = [path for path in missing if path not in staged]
-    if lost:
-        named = ", ".join(repr(path) for path in lost[:5]) + (" …" if len(lost) > 5 else "")
+    gone = [path for path in missing if path not in staged]
+    if gone:
+        named = ", ".join(repr(path) for path in gone[:5]) + (" …" if len(gone) > 5 else "")
         raise Problem(
-            f"{len(lost)} input files are missing: {named}",
+            f"{len(gone)} input files are missing: {named}",
             where=settings.directory,
             why="no task of the workflow makes them",
             remedy="put them there, or give their place with --inputs-from, or the right directory with --dir",

@@ -21,7 +21,7 @@ use surgetank_types::model::{Caller, FileId};
 
 use super::super::call::{Answer, Ask, Call};
 use super::super::link::{Link, NoAnswer};
-use super::super::replicas::{Copies, Hold, Known, LISTED_MAX, Record};
+use super::super::replicas::{Copies, Hold, LISTED_MAX, Record};
 use super::adopt::Names;
 use super::lengths::end_name;
 use super::{PATIENCE, Router, held, sending};
@@ -276,7 +276,8 @@ fn look_at_members<F: Filesystem>(router: &Router<F>) {
         return;
     }
     let is_member = |member: u32| status.members.iter().any(|one| one.member == member);
-    router.outgoing.add(router.outgoing.copies.keep_members(is_member));
+    let alone = |number: u64| router.namespace.replicas.is_alone(FileId(number));
+    router.outgoing.add(router.outgoing.copies.keep_members(is_member, alone));
 }
 
 pub(super) fn tell<F: Filesystem>(
@@ -380,21 +381,20 @@ fn compare<F: Filesystem>(router: &Router<F>, numbers: &[u64], until: Instant) -
         all.extend(known.map(|known| (*number, known)));
         are_made &= tick() < until;
     }
-    // (After the messages that made those, and before the look: what a later message says is so later.)
+    // (After the messages that made those. A holder refuses this one after a later one, and then it is said again.)
     let attempt = router.outgoing.attempts.fetch_add(1, Ordering::Relaxed);
     let mut told = BTreeMap::<u32, (Vec<u64>, Vec<Record>)>::new();
-    for (number, Known { record: known, holders, is_doubtful }) in &all {
+    for (number, holders) in &all {
         let sealed = router.namespace.replicas.sealed(FileId(*number));
         let record = sealed.map(|sealed| Record::of(*number, &sealed));
-        let is_same_content = |record: &Record| record.version == known.version && record.home == known.home;
-        match record.filter(|record| !*is_doubtful && is_same_content(record)) {
-            Some(record) if record.says(known) => {}
-            Some(record) => {
-                for member in holders {
-                    told.entry(*member).or_default().1.push(record.clone());
-                }
+        for (member, has) in holders {
+            let is_same_content =
+                |record: &Record, has: &Record| record.version == has.version && record.home == has.home;
+            match record.as_ref().zip(has.as_ref()).filter(|(record, has)| is_same_content(record, has)) {
+                Some((record, has)) if record.says(has) => {}
+                Some((record, _)) => told.entry(*member).or_default().1.push(record.clone()),
+                None => told.entry(*member).or_default().0.push(*number),
             }
-            None => holders.iter().for_each(|member| told.entry(*member).or_default().0.push(*number)),
         }
     }
     let mut have_learnt = are_made;
@@ -408,7 +408,7 @@ fn compare<F: Filesystem>(router: &Router<F>, numbers: &[u64], until: Instant) -
                     // (It may be a newer version that needs copies.)
                     router.outgoing.add([number]);
                 }
-                records.into_iter().for_each(|record| copies.says(record));
+                records.into_iter().for_each(|record| copies.says(record, member, attempt));
             }
             _ => have_learnt = false,
         }
@@ -465,8 +465,8 @@ pub fn single_copies<F: Filesystem>(router: &Router<F>) -> (u64, u64) {
     let lost = router.link.lost();
     let me = router.link.member();
     let is_alone = |number: u64| {
-        let known = router.outgoing.copies.of(number).filter(|known| !known.is_doubtful);
-        let holders = known.map(|known| known.holders).unwrap_or_default();
+        let holders = router.outgoing.copies.of(number).unwrap_or_default();
+        let holders = holders.into_iter().filter(|(_, has)| has.is_some()).map(|(member, _)| member);
         // (A copy here is one of content that is elsewhere.)
         let is_own = |member: u32| member == me && router.namespace.homes.home_of(FileId(number)).is_none();
         holders.into_iter().all(|member| lost.contains_key(&member) || is_own(member))

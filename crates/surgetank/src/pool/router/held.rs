@@ -44,7 +44,12 @@ pub(super) struct Held {
     since: Mutex<HashMap<u32, u64>>,
     /// By number: the last message, and when it came. An earlier one that comes later does not count.
     latest: Mutex<HashMap<u64, (u64, Instant)>>,
+    /// Since when an owner of copies does not answer, if this member is to leave.
+    silent: Mutex<Option<Instant>>,
 }
+
+/// So long a member that leaves waits for an owner that does not answer and is not lost.
+const SILENT: Duration = Duration::from_secs(120);
 
 /// No message comes so much later.
 const LATE: Duration = Duration::from_secs(600);
@@ -70,6 +75,11 @@ impl Held {
             latest.insert(number, (attempt, tick()));
         }
         counts
+    }
+
+    fn is_latest(&self, number: u64, attempt: u64) -> bool {
+        let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        latest.get(&number).is_none_or(|(last, _)| *last == attempt)
     }
 
     fn parts(&self) -> MutexGuard<'_, HashMap<(u32, u64), Part>> {
@@ -125,11 +135,11 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, hold: &Hold)
             match take(router, member, record, (*attempt, *offset), content, *is_last) {
                 Ok(()) => Answer::Done,
                 Err(fault) => {
-                    // (The owner will not know of what is there, unless its next agent has made it meanwhile.)
-                    let is_late = router.held.since().get(&member).is_some_and(|since| attempt < since);
-                    if is_late {
-                        end_part(router, member, record.number);
-                    } else {
+                    end_part(router, (member, record.number), Some(*attempt));
+                    let since = router.held.since();
+                    let is_late = since.get(&member).is_some_and(|since| attempt < since);
+                    // (The owner will not know of what is there, unless a later message, or its next agent, has made it.)
+                    if !is_late && router.held.is_latest(record.number, *attempt) {
                         drop_copy(router, record.number);
                     }
                     failed(fault.errno)
@@ -137,17 +147,31 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, hold: &Hold)
             }
         }
         Hold::Changed { attempt, gone, records } => {
-            let counts = |number: &u64| of_member(number) && router.held.counts(*number, *attempt);
+            // (One message after the other, and no copy becomes one meanwhile.)
+            let since = router.held.since();
+            if since.get(&member).is_some_and(|since| attempt < since) {
+                return failed(Errno::STALE);
+            }
+            let mut is_late = false;
+            let mut counts = |number: &u64| {
+                let counts = router.held.counts(*number, *attempt);
+                is_late |= !counts;
+                counts && of_member(number)
+            };
             gone.iter().filter(|number| counts(number)).for_each(|number| drop_copy(router, *number));
             let mut ours = records.iter().filter(|record| is_path(&record.path) && counts(&record.number));
-            match ours.try_for_each(|record| says(router, record)) {
+            let said = ours.try_for_each(|record| says(router, record));
+            match said {
+                // (The owner looks again.)
+                Ok(()) if is_late => failed(Errno::STALE),
                 Ok(()) => Answer::Done,
                 Err(Fault { errno, .. }) => failed(errno),
             }
         }
         Hold::List { since, first } => {
             // (From now on none of an earlier agent comes.)
-            router.held.since().insert(member, *since);
+            let mut all = router.held.since();
+            all.insert(member, *since);
             let mut records = of(router, member);
             records.retain(|record| record.number >= *first);
             records.sort_unstable_by_key(|record| record.number);
@@ -176,7 +200,7 @@ pub(super) fn take<F: Filesystem>(
 ) -> FsResult<()> {
     let key = (member, record.number);
     if offset == 0 {
-        end_part(router, member, record.number);
+        end_part(router, key, None);
         begin_part(router, key, record, attempt)?;
     }
     let part = router.held.parts().get(&key).cloned();
@@ -206,9 +230,13 @@ fn begin_part<F: Filesystem>(router: &Router<F>, key: (u32, u64), record: &Recor
     Ok(())
 }
 
-/// What has come of a copy is not wanted.
-fn end_part<F: Filesystem>(router: &Router<F>, member: u32, number: u64) {
-    let part = router.held.parts().remove(&(member, number));
+/// What has come of a copy is not wanted: of this attempt, or of any.
+fn end_part<F: Filesystem>(router: &Router<F>, key: (u32, u64), attempt: Option<u64>) {
+    let is_meant = |part: &Part| attempt.is_none_or(|attempt| part.attempt == attempt);
+    let part = {
+        let mut parts = router.held.parts();
+        if parts.get(&key).is_some_and(is_meant) { parts.remove(&key) } else { None }
+    };
     if let Some(part) = part {
         router.door.release(part.id, part.fh, ReleaseFlags::default());
         remove(router, part.name.as_bytes());
@@ -225,7 +253,8 @@ fn complete<F: Filesystem>(router: &Router<F>, key: (u32, u64), record: &Record,
         door.fsync(&caller, part.id, part.fh, false)?;
     }
     let since = router.held.since();
-    if since.get(&key.0).is_some_and(|since| part.attempt < *since) {
+    let is_late = since.get(&key.0).is_some_and(|since| part.attempt < *since);
+    if is_late || !router.held.is_latest(record.number, part.attempt) {
         return Err(Errno::STALE.into());
     }
     router.held.parts().remove(&key);
@@ -268,7 +297,7 @@ fn says<F: Filesystem>(router: &Router<F>, record: &Record) -> FsResult<()> {
 
 /// A copy is not needed.
 pub(super) fn drop_copy<F: Filesystem>(router: &Router<F>, number: u64) {
-    end_part(router, owner_of(number), number);
+    end_part(router, (owner_of(number), number), None);
     if records(router).remove(&number).is_some() {
         remove(router, name_of(router, number).as_bytes());
     }
@@ -350,12 +379,19 @@ pub(super) fn owners_live<F: Filesystem>(router: &Router<F>) -> bool {
     let (me, lost) = (router.link.member(), router.link.lost());
     let owners: BTreeSet<u32> = records(router).keys().map(|number| owner_of(*number)).collect();
     let mut others = owners.into_iter().filter(|owner| *owner != me && !lost.contains_key(owner));
-    others.all(|owner| {
+    let live = others.all(|owner| {
         let call = Call { uid: 0, gid: 0, ask: Ask::Report };
         let until = tick() + PATIENCE;
         let answer = router.link.call(owner, &call, None, &mut |_| tick() < until);
         matches!(answer, Ok(_) | Err(NoAnswer::Gone)) && !router.link.lost().contains_key(&owner)
-    })
+    });
+    // (An agent may be stopped while its node keeps the lease.)
+    let mut silent = router.held.silent.lock().unwrap_or_else(PoisonError::into_inner);
+    if live {
+        *silent = None;
+        return true;
+    }
+    silent.get_or_insert_with(tick).elapsed() >= SILENT
 }
 
 /// This member leaves: no copy stays, but those of lost members' files, which come back.

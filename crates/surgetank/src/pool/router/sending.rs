@@ -34,15 +34,18 @@ pub(super) fn copy<F: Filesystem>(router: &Router<F>, number: u64) {
     let Some(sealed) = router.namespace.replicas.sealed(FileId(number)) else { return };
     let wanted = usize::try_from(sealed.wanted).unwrap_or(usize::MAX).saturating_sub(1);
     let record = Record::of(number, &sealed);
-    let known = router.outgoing.copies.of(number);
-    if known.as_ref().is_some_and(|known| known.is_doubtful || known.record.version != record.version) {
+    let known = router.outgoing.copies.of(number).unwrap_or_default();
+    if known.values().flatten().any(|has| has.version != record.version) {
         return router.outgoing.try_later(number);
     }
-    let mut holders = known.map(|known| known.holders).unwrap_or_default();
+    // (One in doubt gets none until it has said that it has none.)
+    let have: BTreeSet<u32> = known.keys().copied().collect();
+    let mut holders: BTreeSet<u32> =
+        known.into_iter().filter(|(_, has)| has.is_some()).map(|(member, _)| member).collect();
     if holders.len() >= wanted {
         return;
     }
-    for member in candidates(router, &sealed, &holders) {
+    for member in candidates(router, &sealed, &have) {
         if holders.len() >= wanted {
             return;
         }
@@ -50,8 +53,7 @@ pub(super) fn copy<F: Filesystem>(router: &Router<F>, number: u64) {
             Ok(true) => {
                 holders.insert(member);
             }
-            // (The next version is queued when it is closed.)
-            Ok(false) => return,
+            Ok(false) => break,
             // (Without a copy here those of other members are of no use when its home is lost.)
             Err(_) if sealed.home.is_some() && !holders.contains(&router.link.member()) => break,
             Err(why) => tracing::debug!(%why, member, number, "a file was not copied to another member"),

@@ -48,7 +48,9 @@ pub fn lost(program: &Program<'_>, args: &Args) -> Outcome {
             Ok(is_removed) => is_removed,
             Err(why) => {
                 kept.get_or_insert_with(|| {
-                    Error::new(format!("{} cannot be removed", path.display())).why(why).data("the others were removed")
+                    Error::new(format!("{} cannot be removed", path.display()))
+                        .why(why)
+                        .data("what is listed was removed")
                 });
                 false
             }
