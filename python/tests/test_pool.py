@@ -60,18 +60,23 @@ rule sum:
     shell: "cat {input} > {output}; ls logs | wc -l >> {output}"
 """
 
-# Takes the place of bash: the job's commands, in the same directory on the next node.
-ON_A_NODE = r"""#!/bin/bash
+# Counts the jobs. Without a pool it is bash.
+NEXT_TURN = r"""#!/bin/bash
 set -eu
 [ -n "${NODES:-}" ] || exec bash "$@"
 exec 9< "$SEEN"
 flock 9
 turn=$(ls "$SEEN" | wc -l)
-echo $((turn % COUNT)) > "$SEEN/$turn"
+"""
+# Takes the place of bash: the job's commands, in the same directory on the next node.
+ON_A_NODE = (
+    NEXT_TURN
+    + r"""echo $((turn % COUNT)) > "$SEEN/$turn"
 exec 9<&-
 cd "$NODES/node$((turn % COUNT))"
 exec bash "$@"
 """
+)
 
 # (In a mount namespace of its own.) All members leave, the first one last.
 ON_ALL_NODES = r"""

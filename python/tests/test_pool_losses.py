@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from test_execute import flow
+from test_pool import NEXT_TURN
 from test_replay import BINARY, NEEDS_MOUNT, ROOT, tier
 
 from surgetank.workflow.execute import graphfile
@@ -25,13 +26,9 @@ NODES = 4
 LOST, AFTER = 2, 10
 
 # Takes the place of bash: the job's commands, in the same directory on the next node that is there.
-ON_A_NODE = r"""#!/bin/bash
-set -eu
-[ -n "${NODES:-}" ] || exec bash "$@"
-exec 9< "$SEEN"
-flock 9
-turn=$(ls "$SEEN" | wc -l)
-touch "$SEEN/$turn"
+ON_A_NODE = (
+    NEXT_TURN
+    + r"""touch "$SEEN/$turn"
 if [ $turn = $AFTER ]; then
     touch "$NODES/lose"
     until [ -e "$NODES/is-lost" ]; do sleep 0.02; done
@@ -44,6 +41,7 @@ bash "$@"
 job=$(sed -n 's/.*export JOB=\([a-z0-9]*\);.*/\1/p' <<< "$*")
 echo "$node ${SURGETANK_WORKFLOW_TASK:-$job}" >> "$NODES/done"
 """
+)
 
 # (In a mount namespace of its own.) Nothing is drained before the end. All members leave, the first one last.
 ON_ALL_NODES = r"""

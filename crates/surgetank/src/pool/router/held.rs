@@ -153,10 +153,11 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, hold: &Hold)
                 return failed(Errno::STALE);
             }
             let mut is_late = false;
+            // (A member says nothing about another one's files.)
             let mut counts = |number: &u64| {
-                let counts = router.held.counts(*number, *attempt);
+                let counts = of_member(number) && router.held.counts(*number, *attempt);
                 is_late |= !counts;
-                counts && of_member(number)
+                counts
             };
             gone.iter().filter(|number| counts(number)).for_each(|number| drop_copy(router, *number));
             let mut ours = records.iter().filter(|record| is_path(&record.path) && counts(&record.number));

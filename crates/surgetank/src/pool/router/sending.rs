@@ -10,7 +10,6 @@ use std::os::unix::fs::FileExt;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use super::super::status::MemberStatus;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use surgetank_core::namespace::replicas::Sealed;
@@ -21,6 +20,7 @@ use surgetank_types::model::{FileId, Role};
 use super::super::call::{Answer, Ask, Call};
 use super::super::link::NoAnswer;
 use super::super::replicas::{End, Hold, Record};
+use super::super::status::MemberStatus;
 use super::copies::{LISTING, tell};
 use super::homes::agent;
 use super::{PATIENCE, Router, held};
