@@ -35,7 +35,7 @@ use crate::base::users::{Permissions, is_drained};
 use crate::base::{Base, Members};
 use crate::catalog::Catalog;
 use crate::content::{Location, Open};
-use crate::metadata::closed::Closed;
+use crate::metadata::closed::{Closed, Closes};
 use crate::metadata::index::Shim;
 use crate::metadata::inode_locks::{InodeGuard, InodeLocks};
 
@@ -84,6 +84,8 @@ pub struct Metadata {
     pub(crate) copied: Mutex<HashSet<FileId>>,
     /// Other files may have some, too.
     pub(crate) copies_unknown: AtomicBool,
+    /// Files whose closes wait for copies.
+    pub(crate) closes: Closes,
     /// What tells the pool of this agent from earlier ones, and the first number of its files there.
     pub(crate) pool: OnceLock<(String, u64)>,
     members: Arc<OnceLock<Arc<dyn Members>>>,
@@ -127,6 +129,7 @@ impl Metadata {
             closed: OnceLock::new(),
             copied: Mutex::default(),
             copies_unknown: AtomicBool::new(false),
+            closes: Closes::default(),
             pool: OnceLock::new(),
             members: base.members.clone(),
             writing_handles: AtomicUsize::new(0),

@@ -21,7 +21,7 @@ pub use machine::Surroundings;
 pub use metrics::TokenFile;
 
 pub use crate::rule::{Authority, Compress, Pattern, RuleConfig};
-pub use crate::words::{Timing, quantity};
+pub use crate::words::{ReplicasAt, Timing, quantity};
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -136,6 +136,9 @@ pub struct Config {
     /// On how many members of a pool a closed file is until the store has it, unless a rule or hint decides.
     #[serde(default = "one")]
     pub replicas: u32,
+    /// When it is there, unless a rule or hint decides.
+    #[serde(default)]
+    pub replicas_at: ReplicasAt,
     /// How a copy in the store is verified.
     pub verify: Verify,
     /// What fsync waits for, unless a rule decides; `None`: chosen for each file by what its tier survives.
@@ -219,6 +222,8 @@ pub struct Overrides {
     pub pool_ordered: Option<String>,
     /// `--replicas`: 1 to 16.
     pub replicas: Option<String>,
+    /// `--replicas-at`: `later` or `close`.
+    pub replicas_at: Option<String>,
     /// `--verify`: `cache` or `reread`.
     pub verify: Option<String>,
     /// `--fsync`: `auto`, `tier` or `store`.
@@ -264,12 +269,13 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    fn scalars(&self) -> [(&'static str, &Option<String>); 25] {
+    fn scalars(&self) -> [(&'static str, &Option<String>); 26] {
         [
             ("store", &self.store),
             ("ordered", &self.ordered),
             ("pool_ordered", &self.pool_ordered),
             ("replicas", &self.replicas),
+            ("replicas_at", &self.replicas_at),
             ("verify", &self.verify),
             ("fsync", &self.fsync),
             ("copy_up_bytes_max", &self.copy_up_bytes_max),

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 
 use crate::words::quantity::size_bytes;
-use crate::words::{Timing, mode, nearest, one_of, replicas, timing};
+use crate::words::{REPLICAS_MAX, ReplicasAt, Timing, mode, nearest, one_of, replicas, replicas_at, timing};
 use surgetank_types::model::Mode;
 use surgetank_types::sync::Arc;
 
@@ -37,6 +37,8 @@ pub enum Name {
     NextRead,
     /// On how many members of a pool it is until the store has it.
     Replicas,
+    /// Whether its close waits for that.
+    ReplicasAt,
     /// WOSS: data placement.
     Dp,
     /// WOSS: the number of copies.
@@ -50,7 +52,7 @@ pub enum Name {
 }
 
 /// All hints, each with its name as a user writes it.
-pub const NAMES: [(&str, Name); 13] = [
+pub const NAMES: [(&str, Name); 14] = [
     ("mode", Name::Mode),
     ("timing", Name::Timing),
     ("size", Name::Size),
@@ -59,6 +61,7 @@ pub const NAMES: [(&str, Name); 13] = [
     ("prefetch", Name::Prefetch),
     ("next_read", Name::NextRead),
     ("replicas", Name::Replicas),
+    ("replicas_at", Name::ReplicasAt),
     ("DP", Name::Dp),
     ("Replication", Name::Replication),
     ("ReplicationSemantics", Name::ReplicationSemantics),
@@ -102,6 +105,8 @@ pub struct Advice {
     pub next_read: Option<NextRead>,
     /// On how many members of a pool it is until the store has it.
     pub replicas: Option<u32>,
+    /// When it is there.
+    pub replicas_at: Option<ReplicasAt>,
 }
 
 /// When a file will be read again, as the workflow's graph tells.
@@ -126,6 +131,7 @@ impl Advice {
         self.prefetch = self.prefetch.or(weaker.prefetch);
         self.next_read = self.next_read.or(weaker.next_read);
         self.replicas = self.replicas.or(weaker.replicas);
+        self.replicas_at = self.replicas_at.or(weaker.replicas_at);
     }
 
     /// Adds one hint. The error names what is wrong with the value, and what is allowed.
@@ -141,14 +147,20 @@ impl Advice {
             Name::Prefetch => self.prefetch = Some(truth(value)?),
             Name::NextRead => self.next_read = Some(next_read(value)?),
             Name::Replicas => self.replicas = Some(replicas(value)?),
+            Name::ReplicasAt => self.replicas_at = Some(replicas_at(value)?),
             Name::Dp => placement(value)?,
             Name::Replication => match value.parse::<u32>() {
                 Ok(0) | Err(_) => return Err(format!("'{value}' is not a number of copies, 1 or more")),
                 // On one node the second copy is the store's.
-                Ok(copies) if copies > 1 => self.mode = self.mode.or(Some(Mode::Copy)),
-                Ok(_) => {}
+                Ok(copies) => {
+                    self.mode = self.mode.or((copies > 1).then_some(Mode::Copy));
+                    self.replicas = self.replicas.or(Some(copies.min(REPLICAS_MAX)));
+                }
             },
-            Name::ReplicationSemantics => one_of(value, &[("optimistic", ()), ("pessimistic", ())])?,
+            Name::ReplicationSemantics => {
+                let when = [("optimistic", ReplicasAt::Later), ("pessimistic", ReplicasAt::Close)];
+                self.replicas_at = self.replicas_at.or(Some(one_of(value, &when)?));
+            }
             Name::CacheSize | Name::BlockSize => drop(size_bytes(value)?),
         }
         Ok(())

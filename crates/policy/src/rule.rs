@@ -20,7 +20,7 @@ pub use written::{Authority, Compress, Pattern, RuleConfig};
 use surgetank_types::sync::Arc;
 
 use crate::hint::{Advice, NextRead};
-use crate::words::Timing;
+use crate::words::{ReplicasAt, Timing};
 use matcher::Matcher;
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::{FsyncTarget, Mode};
@@ -64,6 +64,8 @@ pub struct Decision {
     pub dedup: bool,
     /// On how many members of a pool it is until the store has it; `None`: the configuration's default.
     pub replicas: Option<u32>,
+    /// When it is there; `None`: as the configuration says.
+    pub replicas_at: Option<ReplicasAt>,
     /// The origin of `mode`; [`RuleSet::why`] states it in words.
     pub reason: Reason,
 }
@@ -135,6 +137,7 @@ impl RuleSet {
             compress: None,
             dedup: false,
             replicas: None,
+            replicas_at: None,
             reason: Reason::default(),
         };
         let mut mode = ModeVote::default();
@@ -160,6 +163,7 @@ impl RuleSet {
             decision.compress = decision.compress.or(config.compress);
             dedup = dedup.or(config.dedup);
             decision.replicas = decision.replicas.or(config.replicas);
+            decision.replicas_at = decision.replicas_at.or(config.replicas_at);
         });
         decision.timing = timing.or(advice.timing).unwrap_or_default();
         decision.size_bytes = decision.size_bytes.or(advice.size_bytes);
@@ -170,6 +174,7 @@ impl RuleSet {
         decision.pin |= advice.pin == Some(true);
         decision.dedup = dedup.unwrap_or(false);
         decision.replicas = decision.replicas.or(advice.replicas);
+        decision.replicas_at = decision.replicas_at.or(advice.replicas_at);
         (decision.mode, decision.reason) = match (mode.outcome(), advice.mode) {
             ((_, Reason { rule: None, .. }), Some(mode)) => (mode, Reason { hint: true, ..Reason::default() }),
             (outcome, _) => outcome,
@@ -319,6 +324,10 @@ fn spelled(rule: &RuleConfig) -> String {
     }));
     parts.extend(rule.dedup.map(|is| format!("dedup {is}")));
     parts.extend(rule.replicas.map(|count| format!("replicas {count}")));
+    parts.extend(rule.replicas_at.map(|when| match when {
+        ReplicasAt::Later => "replicas later".to_owned(),
+        ReplicasAt::Close => "replicas at close".to_owned(),
+    }));
     format!("{pattern}={}", parts.join(", "))
 }
 

@@ -46,10 +46,29 @@ pub fn timing(text: &str) -> Result<Timing, String> {
     one_of(text, &[("soon", Timing::Soon), ("last", Timing::Last)])
 }
 
+/// The highest number of members that have a file.
+pub(crate) const REPLICAS_MAX: u32 = 16;
+
+/// When a closed file has its copies at other members of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "lowercase")]
+pub enum ReplicasAt {
+    /// Soon after its close.
+    #[default]
+    Later,
+    /// Before its close returns.
+    Close,
+}
+
+/// Parses `later` or `close`.
+pub fn replicas_at(text: &str) -> Result<ReplicasAt, String> {
+    one_of(text, &[("later", ReplicasAt::Later), ("close", ReplicasAt::Close)])
+}
+
 /// Parses a number of members that have a file, 1 to 16.
 pub fn replicas(text: &str) -> Result<u32, String> {
     match text.trim().parse() {
-        Ok(count @ 1..=16) => Ok(count),
+        Ok(count @ 1..=REPLICAS_MAX) => Ok(count),
         _ => Err(format!("'{text}' is not a number from 1 to 16")),
     }
 }

@@ -66,6 +66,18 @@ pub fn name_of_opening_thread(caller: MemberId) -> String {
     format!("{OPENING}{}", caller.0)
 }
 
+/// The name of a thread that closes a file as the member's program does.
+#[must_use]
+pub fn name_of_closing_thread(caller: MemberId) -> String {
+    format!("{CLOSING}{}", caller.0)
+}
+
+/// Does a thread of this name do that?
+#[must_use]
+pub fn is_closing(name_of_thread: &str) -> bool {
+    name_of_thread.starts_with(CLOSING)
+}
+
 /// Does a thread of this name open a file?
 #[must_use]
 pub fn is_opening(name_of_thread: &str) -> bool {
@@ -76,12 +88,14 @@ pub fn is_opening(name_of_thread: &str) -> bool {
 #[must_use]
 pub fn caller_of(name_of_thread: &str) -> Option<MemberId> {
     let name = name_of_thread.trim_end();
-    name.strip_prefix(THREAD).or_else(|| name.strip_prefix(OPENING))?.parse().ok().map(MemberId)
+    let number = [THREAD, OPENING, CLOSING].into_iter().find_map(|prefix| name.strip_prefix(prefix))?;
+    number.parse().ok().map(MemberId)
 }
 
 /// (The kernel keeps 15 bytes of a name.)
 const THREAD: &str = "pool-s-";
 const OPENING: &str = "pool-o-";
+const CLOSING: &str = "pool-c-";
 
 /// What a call waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

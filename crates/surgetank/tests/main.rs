@@ -38,6 +38,7 @@ mod mounted;
 mod nodes;
 mod page;
 mod pool;
+mod pool_closes;
 mod pool_counts;
 mod pool_crash;
 mod pool_directories;

@@ -16,8 +16,8 @@ use crate::base::runs::Runs;
 use crate::base::{Base, Door};
 use crate::content::{Location, Open};
 use crate::files::deadline::DeadlineWatch;
-use crate::metadata::Metadata;
 use crate::metadata::intake::{DELEGATIONS_MAX, DIRTY_AHEAD_BYTES, FILE_BYTES_MIN, FILES_AHEAD, MADE_MIN, UNUSED};
+use crate::metadata::{Metadata, closed};
 
 /// Decides which directories are delegated to processes.
 pub struct Delegator {
@@ -144,6 +144,8 @@ impl Delegator {
             && self.door.get().is_some()
             // (The stamp of a file that the agent learns of late would be too late for other members.)
             && !(self.config.pool_ordered && self.metadata.pool.get().is_some())
+            // (A close that waits for copies is the mount's.)
+            && !closed::may_wait(&self.metadata)
             && !self.metadata.delegation_ended.load(Ordering::SeqCst)
             && self.runs.final_drains.load(Ordering::Relaxed) == 0
             && !self.end.is_hurried()

@@ -35,8 +35,8 @@ use crate::files::seal::Sealer;
 use crate::files::transfer::Transfers;
 use crate::files::{Grant, LEFT_TO_THE_MOUNT, Opened, Via};
 use crate::handoff::Record;
-use crate::metadata::Metadata;
 use crate::metadata::access::Access;
+use crate::metadata::{Metadata, closed};
 
 /// A rename limit: more renames during one open are not normal use.
 const MOVES_MAX: usize = 1000;
@@ -402,6 +402,7 @@ impl Opener {
     /// this version after a power loss. Then the disk gets the revocation first, or else half-written content would
     /// pass for it.
     fn begin_write(&self, open: &Open, run: RunId) -> FsResult<()> {
+        closed::is_opened(&self.metadata, open.id);
         let mut tree = self.metadata.write_tree();
         let id = open.id;
         if open.content().location == Location::StoreTemporary && tree.is_published_as_it_is(id) {

@@ -31,7 +31,7 @@ use crate::files::open::Opener;
 use crate::files::open_files::{OpenFiles, SET_IDS};
 use crate::files::seal::Sealer;
 use crate::files::{Files, KEPT, LEFT_TO_THE_MOUNT, STORE_TO_BE_ASKED, Via};
-use crate::metadata::{Metadata, may_have_copies};
+use crate::metadata::{Metadata, closed, may_have_copies};
 use crate::namespace::names::Names;
 use crate::namespace::resolve::Resolver;
 
@@ -280,6 +280,9 @@ impl Grants {
         if may_have_copies(&self.metadata, id) {
             return Err(LEFT_TO_THE_MOUNT.into());
         }
+        if closed::waits_for(&self.metadata, id) {
+            return Err(LEFT_TO_THE_MOUNT.into());
+        }
         // The kernel's caches for the mount's readers stay while those read.
         let open =
             self.opener.open_locked(id, true, flags & libc::O_TRUNC != 0, self.runs.run(caller), Via::Shim(flags))?;
@@ -291,6 +294,9 @@ impl Grants {
     }
 
     fn grant_new(&self, caller: &Caller, dir: FileId, name: &[u8], perm: u32, flags: i32) -> FsResult<File> {
+        if closed::waits_for_new(&self.metadata, dir, name) {
+            return Err(LEFT_TO_THE_MOUNT.into());
+        }
         let run = self.runs.run(caller);
         let made = self.names.make_file(caller, (dir, name), perm, run, Via::Shim(flags))?;
         self.metadata.granted.fetch_add(1, Ordering::Relaxed);

@@ -115,6 +115,7 @@ impl FileHints {
             Ok(Name::Tier) => judge(nearer.tier.is_some(), advice.tier == decision.tier),
             Ok(Name::Pin) => judge(nearer.pin.is_some(), advice.pin == Some(decision.pin)),
             Ok(Name::Replicas) => judge(nearer.replicas.is_some(), advice.replicas == decision.replicas),
+            Ok(Name::ReplicasAt) => judge(nearer.replicas_at.is_some(), advice.replicas_at == decision.replicas_at),
             Ok(Name::NextRead) if nearer.next_read.is_some() => NEARER,
             Ok(Name::Prefetch | Name::NextRead) | Err(_) => "",
             Ok(Name::Dp | Name::ReplicationSemantics | Name::CacheSize | Name::BlockSize) => {

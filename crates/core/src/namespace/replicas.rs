@@ -6,7 +6,7 @@
 //! The danger that this avoids: a copy of what a file was before. So a copy counts only after [`Replicas::is_still`] has
 //! found the file as it was when its content was read.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io;
 use std::time::Duration;
@@ -17,12 +17,16 @@ use surgetank_state::{Inode, PlainId, Tree};
 use surgetank_types::ladder;
 use surgetank_types::model::{FileId, FsyncTarget, Kind, NodeId, OpKind, Role, Timestamp};
 use surgetank_types::sync::atomic::Ordering;
-use surgetank_types::sync::{Arc, PoisonError};
+use surgetank_types::sync::{Arc, MutexGuard, PoisonError};
 
 use crate::base::Base;
 use crate::base::users::is_drained;
+use crate::content::Location;
 use crate::files::Files;
-use crate::metadata::closed;
+use crate::metadata::closed::{self, AtClose};
+
+/// After so many closes those that do not count any more are forgotten.
+const SOME: usize = 1024;
 
 /// A directory above a file that the store does not have yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +44,8 @@ pub struct Above {
 pub struct Sealed {
     /// The version.
     pub version: u32,
+    /// 0: it is sealed. Otherwise this is what it was at a close, and programs may still have it open.
+    pub moment: u64,
     epoch: u32,
     /// As programs see it.
     pub path: Vec<u8>,
@@ -99,7 +105,11 @@ impl Replicas {
     }
 
     fn sealed_in(&self, tree: &Tree, id: FileId) -> Option<Sealed> {
-        let inode = tree.get(id).filter(|inode| inode.attr.kind == Kind::File && inode.sealed && inode.dirty())?;
+        let inode = tree.get(id).filter(|inode| inode.attr.kind == Kind::File)?;
+        let at_close = if inode.sealed { None } else { Some(self.at_close(id)?) };
+        if at_close.is_none() && !inode.dirty() {
+            return None;
+        }
         // (The store has the content of a spilled file.)
         if inode.spill().is_some() || inode.replica.is_none() || surgetank_state::is_for_another(tree, id) {
             return None;
@@ -111,18 +121,83 @@ impl Replicas {
         }
         let attr = &inode.attr;
         Some(Sealed {
-            version: inode.version,
+            version: at_close.map_or(inode.version, |close| close.version),
+            moment: at_close.map_or(0, |close| close.moment),
             epoch: inode.epoch,
             path,
-            size_bytes: attr.size_bytes,
+            size_bytes: at_close.map_or(attr.size_bytes, |close| close.size_bytes),
             perm: attr.perm,
             owner: (attr.uid, attr.gid),
-            times: (attr.atime, attr.mtime),
+            times: at_close.map_or((attr.atime, attr.mtime), |close| close.times),
             home: inode.home().map(|home| u32::from(home.0)),
             directory,
             above: above(tree, directory),
             wanted: decision.replicas.unwrap_or(self.base.config.replicas),
         })
+    }
+
+    /// Does a close of the file by a writer wait until other members have copies?
+    pub fn are_made_at_close(&self, id: FileId) -> bool {
+        closed::waits_for(&self.files.metadata, id)
+    }
+
+    /// A program that may write the file closes it: from now on [`Self::sealed`] is what the file is now, until another program
+    /// opens it for writing. Returns `false` if it needs no copies.
+    pub fn closes(&self, id: FileId, moment: u64) -> io::Result<bool> {
+        let metadata = &self.files.metadata;
+        let _inode = metadata.lock_inode(id);
+        let Some(open) = metadata.open_of(id) else { return Ok(false) };
+        let content = open.content();
+        if !matches!(content.location, Location::Tier(_)) || self.files.syncs.is_published(id, &content.file) {
+            return Ok(false);
+        }
+        let stat = fstat(&content.file)?;
+        let written = open.written.load(Ordering::Relaxed) || open.direct_writer.load(Ordering::Relaxed);
+        let tree = metadata.read_tree();
+        let Some(inode) = tree.get(id).filter(|inode| !inode.sealed && (written || inode.dirty())) else {
+            return Ok(false);
+        };
+        let time = |secs, nanos: u64| Timestamp::from_parts(secs, u32::try_from(nanos).unwrap_or(0));
+        let close = AtClose {
+            moment,
+            version: inode.version + u32::from(written),
+            size_bytes: u64::try_from(stat.st_size).unwrap_or(0),
+            times: (time(stat.st_atime, stat.st_atime_nsec), time(stat.st_mtime, stat.st_mtime_nsec)),
+        };
+        let mut closes = self.known_closes();
+        if closes.len() % SOME == SOME - 1 {
+            // (Those of sealed files are of no use.)
+            closes.retain(|id, _| tree.get(*id).is_some_and(|inode| !inode.sealed));
+        }
+        closes.insert(id, close);
+        Ok(true)
+    }
+
+    /// A member has a copy of an earlier agent's close: it counts while no other program has opened the file for writing.
+    pub fn was_closed(
+        &self,
+        id: FileId,
+        (moment, version): (u64, u32),
+        size_bytes: u64,
+        times: (Timestamp, Timestamp),
+    ) {
+        let tree = self.files.metadata.read_tree();
+        if !tree.get(id).is_some_and(|inode| !inode.sealed && version.wrapping_sub(inode.version) <= 1) {
+            return;
+        }
+        let close = AtClose { moment, version, size_bytes, times };
+        let mut closes = self.known_closes();
+        if closes.get(&id).is_none_or(|known| known.moment < moment) {
+            closes.insert(id, close);
+        }
+    }
+
+    fn at_close(&self, id: FileId) -> Option<AtClose> {
+        self.known_closes().get(&id).copied().filter(|close| close.moment != u64::MAX)
+    }
+
+    fn known_closes(&self) -> MutexGuard<'_, HashMap<FileId, AtClose>> {
+        self.files.metadata.closes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Opens the content, which is on a tier here. It may be a later one.
@@ -141,7 +216,9 @@ impl Replicas {
         let tree = self.files.metadata.read_tree();
         let now = self.sealed_in(&tree, id);
         // (What else has changed the holders learn at the next look.)
-        let of = |sealed: &Sealed| (sealed.version, sealed.epoch, sealed.path.clone(), sealed.perm, sealed.owner);
+        let of = |sealed: &Sealed| {
+            ((sealed.version, sealed.moment), sealed.epoch, sealed.path.clone(), sealed.perm, sealed.owner)
+        };
         let is_still = now.is_some_and(|now| of(&now) == of(then));
         if is_still {
             self.has_copy(id);
@@ -166,6 +243,7 @@ impl Replicas {
 
     /// No member has a copy any more.
     pub fn is_alone(&self, id: FileId) {
+        self.known_closes().remove(&id);
         self.files.metadata.copied.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
     }
 
@@ -206,8 +284,10 @@ impl Replicas {
             (device.open(&path, true)?, device, attr)
         };
         let (file, device, attr) = opened;
-        ladder::copy_file(copy, &file, attr.size_bytes, &|_| Ok(()))?;
-        file.set_len(attr.size_bytes)?;
+        // (The length at the close that it is of. Here that may not be known.)
+        let size_bytes = copy.metadata()?.len();
+        ladder::copy_file(copy, &file, size_bytes, &|_| Ok(()))?;
+        file.set_len(size_bytes)?;
         let time = |time: Timestamp| Timespec { tv_sec: time.secs(), tv_nsec: i64::from(time.subsec_nanos()) };
         futimens(&file, &Timestamps { last_access: time(attr.atime), last_modification: time(attr.mtime) })?;
         file.sync_all()?;
@@ -218,7 +298,7 @@ impl Replicas {
         let known = inode.charged_bytes;
         let charged = open.map_or(known, |open| open.charged_bytes.swap(blocks * 512, Ordering::Relaxed));
         device.add_used((blocks * 512) as i64 - charged as i64);
-        (inode.charged_bytes, inode.attr.blocks) = (blocks * 512, blocks);
+        (inode.charged_bytes, inode.attr.blocks, inode.attr.size_bytes) = (blocks * 512, blocks, size_bytes);
         inode.extra_mut().home = NodeId::default();
         tree.recount(id);
         tree.txn.file(id);

@@ -95,6 +95,7 @@ impl World {
             ordered: true,
             pool_ordered: false,
             replicas: 1,
+            replicas_at: Default::default(),
             verify: Verify::Cache,
             fsync: Some(FsyncTarget::Tier),
             // The drain writes no file in place, however large the file is.

@@ -114,6 +114,7 @@ pub fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Publish
         ordered: true,
         pool_ordered: false,
         replicas: 1,
+        replicas_at: Default::default(),
         verify: Verify::Cache,
         fsync: Some(terms.fsync),
         copy_up_bytes_max: terms.copy_up_bytes_max,

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use super::Surroundings;
 use super::key::Draft;
 use super::{Authority, Config, KeepAtExit, Overrides, Pattern, RuleConfig, TierConfig, load};
-use crate::words::mode_name;
+use crate::words::{ReplicasAt, mode_name};
 use surgetank_store::Verify;
 
 pub(super) const STORE: &str = "--store";
@@ -65,6 +65,9 @@ pub(super) fn options(config: &Config, sources: &Sources<'_>, around: &Surroundi
     }
     if config.replicas > 1 {
         add("--replicas", config.replicas.to_string().into());
+    }
+    if config.replicas_at == ReplicasAt::Close {
+        add("--replicas-at", "close".into());
     }
     words
 }

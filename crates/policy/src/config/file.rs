@@ -15,7 +15,7 @@ use super::key::{
 };
 use super::{Authority, Pattern, RuleConfig, Survives, TierConfig};
 use crate::words::quantity::size_bytes;
-use crate::words::{mode, one_of, replicas, timing};
+use crate::words::{mode, one_of, replicas, replicas_at, timing};
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::FsyncTarget;
 
@@ -171,6 +171,7 @@ impl File<'_> {
                 "prefetch" => made.prefetch = self.truth(key, value)?,
                 "pin" => made.pin = self.truth(key, value)?,
                 "replicas" => made.replicas = Some(replicas(&self.scalar(key, value)?).map_err(wrong)?),
+                "replicas_at" => made.replicas_at = Some(replicas_at(&self.scalar(key, value)?).map_err(wrong)?),
                 "dedup" => made.dedup = Some(self.truth(key, value)?),
                 "compress" => made.compress = Some(compress(&self.scalar(key, value)?).map_err(wrong)?),
                 _ => return Err(unknown("key", key, &at.label, RULE_KEYS.iter().copied())),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::deadline::deadline;
 use super::{Authority, Compress, KeepAtExit, Pattern, RuleConfig, TierConfig, TokenFile, Way, metrics};
 use crate::words::quantity::{duration, size_bytes};
-use crate::words::{mode, one_of, replicas};
+use crate::words::{ReplicasAt, mode, one_of, replicas, replicas_at};
 use surgetank_store::Verify;
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::FsyncTarget;
@@ -18,13 +18,14 @@ use surgetank_types::model::FsyncTarget;
 pub use crate::words::nearest;
 
 /// Keys with one value each, by their names in `surgetank.toml`.
-pub const SCALARS: [&str; 27] = [
+pub const SCALARS: [&str; 28] = [
     "over",
     "store",
     "state",
     "ordered",
     "pool_ordered",
     "replicas",
+    "replicas_at",
     "verify",
     "fsync",
     "copy_up_bytes_max",
@@ -52,8 +53,20 @@ pub const LISTS: [&str; 2] = ["tiers", "rules"];
 /// Keys of one `[[tiers]]` table.
 pub const TIER_KEYS: [&str; 5] = ["name", "path", "paths", "size", "survives"];
 /// Keys of one `[[rules]]` table.
-pub const RULE_KEYS: [&str; 11] =
-    ["match", "mode", "timing", "fsync", "size", "tier", "prefetch", "pin", "compress", "dedup", "replicas"];
+pub const RULE_KEYS: [&str; 12] = [
+    "match",
+    "mode",
+    "timing",
+    "fsync",
+    "size",
+    "tier",
+    "prefetch",
+    "pin",
+    "compress",
+    "dedup",
+    "replicas",
+    "replicas_at",
+];
 
 /// The place of a value (`surgetank.toml:12`, `SURGETANK_FSYNC`, `--fsync`), the base of its relative paths, and its authority.
 #[derive(Debug, Clone)]
@@ -81,6 +94,7 @@ pub(crate) struct Draft {
     pub ordered: Option<bool>,
     pub pool_ordered: Option<bool>,
     pub replicas: Option<u32>,
+    pub replicas_at: Option<ReplicasAt>,
     pub verify: Option<Verify>,
     pub fsync: Option<FsyncTarget>,
     pub copy_up_bytes_max: Option<u64>,
@@ -139,6 +153,7 @@ impl Draft {
             "ordered" => self.ordered = Some(truth(text).map_err(refused)?),
             "pool_ordered" => self.pool_ordered = Some(truth(text).map_err(refused)?),
             "replicas" => self.replicas = Some(replicas(text).map_err(refused)?),
+            "replicas_at" => self.replicas_at = Some(replicas_at(text).map_err(refused)?),
             "direct" => self.direct = Some(truth(text).map_err(refused)?),
             "door" => {
                 let choices = [("auto", Way::Auto), ("fuse", Way::Fuse), ("seccomp", Way::Seccomp)];
@@ -410,6 +425,7 @@ pub(crate) fn overlay(draft: &mut Draft, upper: Draft) {
         ordered,
         pool_ordered,
         replicas,
+        replicas_at,
         verify,
         fsync,
         copy_up_bytes_max,
@@ -445,6 +461,7 @@ pub(crate) fn overlay(draft: &mut Draft, upper: Draft) {
     put(&mut draft.ordered, ordered);
     put(&mut draft.pool_ordered, pool_ordered);
     put(&mut draft.replicas, replicas);
+    put(&mut draft.replicas_at, replicas_at);
     put(&mut draft.verify, verify);
     put(&mut draft.fsync, fsync);
     put(&mut draft.copy_up_bytes_max, copy_up_bytes_max);

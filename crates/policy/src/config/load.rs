@@ -293,6 +293,7 @@ fn resolve(
         ordered: draft.ordered.unwrap_or(true),
         pool_ordered: draft.pool_ordered.unwrap_or(false),
         replicas: draft.replicas.unwrap_or(1),
+        replicas_at: draft.replicas_at.unwrap_or_default(),
         verify: draft.verify.unwrap_or(Verify::Cache),
         fsync: draft.fsync,
         copy_up_bytes_max: draft.copy_up_bytes_max.unwrap_or(64 << 20),

@@ -79,7 +79,7 @@ fn configuration_without_sources_has_defaults() {
     assert_eq!(config.state, PathBuf::from("/var/tmp/surgetank-7"));
     assert_eq!((config.ordered, config.direct, config.verify), (true, true, Verify::Cache));
     assert!(!config.pool_ordered);
-    assert_eq!(config.replicas, 1);
+    assert_eq!((config.replicas, config.replicas_at), (1, ReplicasAt::Later));
     assert_eq!((config.fsync, config.keep_at_exit, config.drain_threads), (None, KeepAtExit::Leave, 4));
     assert_eq!((config.copy_up_bytes_max, config.drain_bytes_per_second_max), (64 << 20, 0));
     assert_eq!((config.store_ttl.as_secs(), config.wait_for_room.as_secs()), (1, 60));
@@ -114,6 +114,7 @@ fn every_key_has_one_meaning_in_every_source() {
         ("ordered", "false"),
         ("pool_ordered", "true"),
         ("replicas", "3"),
+        ("replicas_at", "close"),
         ("verify", "reread"),
         ("fsync", "store"),
         ("copy_up_bytes_max", "1.5G"),
@@ -145,7 +146,7 @@ fn every_key_has_one_meaning_in_every_source() {
         assert_eq!((&config.state, &config.group_socket), (&place.path("state"), &Some(place.path("group.sock"))));
         assert_eq!((config.ordered, config.direct, config.verify), (false, false, Verify::Reread));
         assert!(config.pool_ordered);
-        assert_eq!(config.replicas, 3);
+        assert_eq!((config.replicas, config.replicas_at), (3, ReplicasAt::Close));
         assert_eq!((config.door, &config.metrics_token_file), (Way::Seccomp, &TokenFile::Nobody));
         assert_eq!(config.metrics, Some("[::1]:9464".parse().expect("address")));
         assert_eq!((config.fsync, config.keep_at_exit), (Some(FsyncTarget::Store), KeepAtExit::Drain));
@@ -192,6 +193,7 @@ fn every_key_has_one_meaning_in_every_source() {
         ordered: value("ordered"),
         pool_ordered: value("pool_ordered"),
         replicas: value("replicas"),
+        replicas_at: value("replicas_at"),
         verify: value("verify"),
         fsync: value("fsync"),
         copy_up_bytes_max: value("copy_up_bytes_max"),

@@ -21,6 +21,7 @@ fn hint_values_have_the_forms_of_rules() {
         ("prefetch", "false"),
         ("next_read", "12"),
         ("replicas", "2"),
+        ("replicas_at", "close"),
     ]);
     let expected = Advice {
         mode: Some(Mode::Keep),
@@ -31,6 +32,7 @@ fn hint_values_have_the_forms_of_rules() {
         prefetch: Some(false),
         next_read: Some(NextRead::At(12)),
         replicas: Some(2),
+        replicas_at: Some(ReplicasAt::Close),
     };
     assert_eq!(*all.advice(), expected);
     assert_eq!(all.value(Name::Size), Some("1G"), "as it was given");
@@ -46,7 +48,10 @@ fn unknown_hint_is_refused_with_allowed_values() {
         (
             "lifetime",
             "1h",
-            &["no hint 'lifetime'", "known are mode, timing, size, tier, pin, prefetch, next_read, replicas, DP"],
+            &[
+                "no hint 'lifetime'",
+                "known are mode, timing, size, tier, pin, prefetch, next_read, replicas, replicas_at, DP",
+            ],
         ),
         ("mode", "kept", &["mode: 'kept'", "keep, copy, move, remove"]),
         ("mode", "", &["mode: ''", "keep"]),
@@ -79,7 +84,12 @@ fn unknown_hint_is_refused_with_allowed_values() {
 #[test]
 fn woss_hints_on_one_node_get_their_meaning() {
     assert_eq!(hints(&[("Replication", "2")]).advice().mode, Some(Mode::Copy));
-    assert_eq!(hints(&[("Replication", "1")]).advice(), &Advice::default());
+    let copies =
+        |count: &str| hints(&[("Replication", count), ("ReplicationSemantics", "pessimistic")]).advice().clone();
+    let once = Advice { replicas: Some(1), replicas_at: Some(ReplicasAt::Close), ..Advice::default() };
+    assert_eq!(copies("1"), once);
+    assert_eq!(copies("99"), Advice { mode: Some(Mode::Copy), replicas: Some(16), ..once });
+    assert_eq!(hints(&[("Replication", "3"), ("replicas", "2")]).advice().replicas, Some(2), "said outright");
     assert_eq!(hints(&[("Replication", "2"), ("mode", "keep")]).advice().mode, Some(Mode::Keep), "said outright");
     for (name, value) in [
         ("DP", "local"),
@@ -87,7 +97,6 @@ fn woss_hints_on_one_node_get_their_meaning() {
         ("DP", "collocation|g1"),
         ("DP", "collocation | g1"),
         ("DP", "scatter|4"),
-        ("ReplicationSemantics", "pessimistic"),
         ("CacheSize", "64K"),
         ("BlockSize", "1M"),
     ] {

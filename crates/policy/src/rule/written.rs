@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::words::Timing;
+use crate::words::{ReplicasAt, Timing};
 use surgetank_types::model::{FsyncTarget, Mode};
 
 /// The paths that a rule applies to, relative to the directory that is served.
@@ -55,6 +55,8 @@ pub struct RuleConfig {
     pub dedup: Option<bool>,
     /// On how many members of a pool it is until the store has it.
     pub replicas: Option<u32>,
+    /// When it is there.
+    pub replicas_at: Option<ReplicasAt>,
     /// The kind of source that has the rule.
     pub authority: Authority,
     /// The place where it is written: `surgetank.toml:12`, `.sea_flushlist:3`, `--rule`.
@@ -76,6 +78,7 @@ impl RuleConfig {
             compress: None,
             dedup: None,
             replicas: None,
+            replicas_at: None,
             authority,
             origin: origin.into(),
         }

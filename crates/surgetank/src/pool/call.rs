@@ -137,6 +137,10 @@ pub enum Ask {
         handle: u64,
         data_only: bool,
     },
+    /// A program closes a descriptor of a file for which that waits: other members are to have its content.
+    Flush {
+        handle: u64,
+    },
     SyncDirectory {
         node: u64,
     },
@@ -254,6 +258,10 @@ pub enum Ask {
     Needs {
         numbers: Vec<u64>,
     },
+    /// The BLAKE3 hash of content that the receiver has for another member's file: [`Answer::Bytes`].
+    SumHome {
+        number: u64,
+    },
     /// What a name leads to: [`Answer::Found`], which does not count as a look-up. The receiver's kernel is not asked: a program
     /// may hold the directory's lock there, and wait for the asking member.
     NameOf {
@@ -335,6 +343,7 @@ impl Ask {
                 | Self::EndStage { .. }
                 | Self::HomeAttributes { .. }
                 | Self::ChangeHome { .. }
+                | Self::SumHome { .. }
                 | Self::Needs { .. }
                 | Self::EndHome { .. }
                 | Self::NameOf { .. }
@@ -516,23 +525,28 @@ pub enum Answer {
         attr: Attr,
         ttl: Duration,
     },
+    /// `waits`: a writer's close waits until other members have copies ([`Ask::Flush`]).
     Opened {
         handle: u64,
+        waits: bool,
     },
     Created {
         found: Found,
         handle: u64,
+        waits: bool,
     },
     /// As [`Answer::Opened`] and [`Answer::Created`]: the content is opened at its home, and the handle is to be closed after
     /// that there.
     OpenedAt {
         handle: u64,
         home: Home,
+        waits: bool,
     },
     CreatedAt {
         found: Found,
         handle: u64,
         home: Home,
+        waits: bool,
         /// The attributes of its directory after that, and how long they may be believed.
         parent: Option<Box<(Attr, Duration)>>,
     },

@@ -22,7 +22,7 @@ mod back;
 mod belief;
 mod content;
 mod holdings;
-mod homes;
+pub mod homes;
 mod identity;
 mod locks;
 mod moving;
@@ -42,7 +42,7 @@ use std::time::{Duration, SystemTime};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use surgetank_pool::MemberId;
-use surgetank_pool::calls::{name_of_opening_thread, name_of_thread};
+use surgetank_pool::calls::{name_of_closing_thread, name_of_opening_thread, name_of_thread};
 
 use surgetank_types::model::Kind;
 
@@ -119,9 +119,9 @@ impl Export {
                 let ttl = node_of(&call.ask).map(|node| self.beliefs.give(node, member, before));
                 Answer::Attributes { attr, ttl: ttl.unwrap_or_default() }
             }
-            Ok(Answer::CreatedAt { found, handle, home, parent: Some(parent) }) => {
+            Ok(Answer::CreatedAt { found, handle, home, waits, parent: Some(parent) }) => {
                 let ttl = node_of(&call.ask).map(|node| self.beliefs.give(node, member, before));
-                Answer::CreatedAt { found, handle, home, parent: ttl.map(|ttl| Box::new((parent.0, ttl))) }
+                Answer::CreatedAt { found, handle, home, waits, parent: ttl.map(|ttl| Box::new((parent.0, ttl))) }
             }
             Ok(answer) => answer,
             Err(Errno::REMCHG) => Answer::NotOwner,
@@ -265,8 +265,11 @@ impl Export {
         // (The owner of the name has asked whether the user may.)
         let is_home = matches!(call.ask, Ask::OpenHome { .. });
         let _user = if gives_back || is_home { None } else { self.own.switched(call.uid, call.gid)? };
-        let _opens = matches!(call.ask, Ask::Open { .. } | Ask::Create { .. } | Ask::NameAttributes { .. })
-            .then(|| Opens::begin(member));
+        let _named = match call.ask {
+            Ask::Open { .. } | Ask::Create { .. } | Ask::NameAttributes { .. } => Some(Named::opens(member)),
+            Ask::Flush { .. } => Some(Named::closes(member)),
+            _ => None,
+        };
         answered(&holdings, &call.ask)
     }
 
@@ -341,13 +344,20 @@ impl Drop for Walks {
     }
 }
 
-/// A thread that opens a file for a member. The kernel asks for attributes only because of permissions then: the agent need
-/// not ask the member that has the content.
-struct Opens(u32);
+/// A thread whose name says to the agent what it does for a member.
+struct Named(u32);
 
-impl Opens {
-    fn begin(member: u32) -> Self {
+impl Named {
+    /// It opens a file. The kernel asks for attributes only because of permissions then: the agent need not ask the member that has
+    /// the content.
+    fn opens(member: u32) -> Self {
         Self::call_it(&name_of_opening_thread(MemberId(member)));
+        Self(member)
+    }
+
+    /// It closes a file as a program does. (Without the name the close does not wait for copies.)
+    fn closes(member: u32) -> Self {
+        Self::call_it(&name_of_closing_thread(MemberId(member)));
         Self(member)
     }
 
@@ -359,7 +369,7 @@ impl Opens {
     }
 }
 
-impl Drop for Opens {
+impl Drop for Named {
     fn drop(&mut self) {
         Self::call_it(&name_of_thread(MemberId(self.0)));
     }
@@ -396,6 +406,7 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         Ask::Close { handle } => content::close(of, *handle),
         Ask::CloseWritten { handle, content } => content::close_written(of, *handle, content),
         Ask::Sync { handle, data_only } => content::sync(of, *handle, *data_only),
+        Ask::Flush { handle } => content::flush(of, *handle),
         Ask::SyncDirectory { node } => content::sync_directory(of, *node),
         Ask::Allocate { handle, mode, offset, length } => content::allocate(of, *handle, *mode, *offset, *length),
         Ask::Seek { handle, offset, whence } => content::seek(of, *handle, *offset, *whence),
@@ -418,6 +429,7 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         | Ask::EndStage { .. }
         | Ask::HomeAttributes { .. }
         | Ask::ChangeHome { .. }
+        | Ask::SumHome { .. }
         | Ask::Needs { .. }
         | Ask::EndHome { .. }
         | Ask::NameOf { .. }
@@ -430,7 +442,7 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         | Ask::LostWith { .. }
         | Ask::MadeAgain { .. }
         | Ask::Hold(_) => Err(Errno::OPNOTSUPP),
-        Ask::HomeOf { node } => Ok(Answer::Home(homes::of(&*of.node(*node)?.fd)?)),
+        Ask::HomeOf { node } => Ok(Answer::Home(homes::of(&*of.node(*node)?.fd)?.0)),
         Ask::OpenHome { number, key, flags } => homes::open(of, *number, *key, *flags),
         Ask::Unlock { handle, owner } => locks::end_of_owner(of, *handle, *owner),
     }

@@ -33,6 +33,8 @@ pub struct Record {
     /// The file's number at the owner of its name.
     pub number: u64,
     pub version: u32,
+    /// 0: the version is sealed. Otherwise it is the content at a close, higher at each one, and a program may still write it.
+    pub moment: u64,
     pub size_bytes: u64,
     /// Below the store's root.
     pub path: Vec<u8>,
@@ -53,6 +55,7 @@ impl Record {
         Self {
             number,
             version: sealed.version,
+            moment: sealed.moment,
             size_bytes: sealed.size_bytes,
             path: sealed.path.clone(),
             perm: sealed.perm,
@@ -61,6 +64,26 @@ impl Record {
             above: above.collect(),
             home: sealed.home,
         }
+    }
+
+    /// Is it of the same content?
+    pub fn is_of_content_of(&self, other: &Self) -> bool {
+        self.moment == other.moment && self.is_of_version_of(other)
+    }
+
+    fn is_of_version_of(&self, other: &Self) -> bool {
+        self.version == other.version && self.home == other.home
+    }
+
+    /// The copy is of this version at an earlier close. It stays until a look has compared the contents, or the new one is there.
+    pub fn follows(&self, earlier: &Self) -> bool {
+        earlier.moment != 0 && !self.is_of_content_of(earlier) && self.is_of_version_of(earlier)
+    }
+
+    /// The name and rights of this record, and the content of that one.
+    pub fn with_content_of(&self, earlier: &Self) -> Self {
+        let Self { moment, size_bytes, times, .. } = *earlier;
+        Self { moment, size_bytes, times, ..self.clone() }
     }
 
     /// Is it the same but for the time of the last access?
@@ -102,7 +125,14 @@ struct Holder {
     made: u64,
     /// What it has. `None`: in doubt, so it is to drop what it has.
     has: Option<Record>,
+    /// While its copy is replaced: the one before.
+    before: Option<(Record, Option<Sum>)>,
+    /// Of the content, if it may be compared with a later one.
+    sum: Option<Sum>,
 }
+
+/// The BLAKE3 hash of a file's content.
+pub type Sum = [u8; 32];
 
 /// What is known of the end of a message that makes a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,29 +157,35 @@ impl Entry {
 }
 
 impl Copies {
-    /// A copy may be there from now on. Returns `false` if that is not possible now: another one is being made, or other members
-    /// have an older version.
+    /// A copy may be there from now on. It may replace one of an earlier close. Returns `false` if that is not possible now: another
+    /// one is being made, or members have an older version.
     pub fn begins(&self, record: &Record, member: u32, attempt: u64) -> bool {
         let mut all = self.hold();
         let entry = all.entry(record.number).or_default();
-        let is_there = entry.holders.contains_key(&member);
-        if entry.is_being_made || is_there || entry.records().any(|known| known.version != record.version) {
+        let there = entry.holders.get(&member);
+        let may_be = there.is_none_or(|holder| holder.has.as_ref().is_some_and(|has| record.follows(has)));
+        if entry.is_being_made || !may_be || entry.records().any(|known| known.version != record.version) {
             return false;
         }
         entry.is_being_made = true;
-        entry.holders.insert(member, Holder { made: attempt, has: Some(record.clone()) });
+        let before = entry.holders.remove(&member).and_then(|holder| Some((holder.has?, holder.sum)));
+        entry.holders.insert(member, Holder { made: attempt, has: Some(record.clone()), before, sum: None });
         true
     }
 
-    /// The end of that. `alone`: no member has a copy.
-    pub fn ends(&self, number: u64, member: u32, end: End, alone: impl FnOnce()) {
+    /// The end of that. `sum`: of the content. `alone`: no member has a copy.
+    pub fn ends(&self, number: u64, member: u32, end: End, sum: Option<Sum>, alone: impl FnOnce()) {
         let mut all = self.hold();
         if let Some(entry) = all.get_mut(&number) {
             entry.is_being_made = false;
             match (end, entry.holders.get_mut(&member)) {
-                (End::Unknown, Some(holder)) => holder.has = None,
-                (End::NotThere, Some(_)) => drop(entry.holders.remove(&member)),
-                (End::There, _) | (_, None) => {}
+                (End::Unknown, Some(holder)) => (holder.has, holder.before) = (None, None),
+                (End::There, Some(holder)) => (holder.sum, holder.before) = (sum, None),
+                (End::NotThere, Some(holder)) => match holder.before.take() {
+                    Some((before, sum)) => (holder.has, holder.sum) = (Some(before), sum),
+                    None => drop(entry.holders.remove(&member)),
+                },
+                (_, None) => {}
             }
             if entry.holders.is_empty() {
                 all.remove(&number);
@@ -163,7 +199,7 @@ impl Copies {
     pub fn is_at(&self, record: Record, member: u32) {
         let mut all = self.hold();
         let entry = all.entry(record.number).or_default();
-        entry.holders.insert(member, Holder { made: 0, has: Some(record) });
+        entry.holders.insert(member, Holder { made: 0, has: Some(record), before: None, sum: None });
     }
 
     pub fn are_none(&self) -> bool {
@@ -173,6 +209,11 @@ impl Copies {
     /// `None`: there are no copies.
     pub fn of(&self, number: u64) -> Option<Holders> {
         self.hold().get(&number).map(Entry::known)
+    }
+
+    /// The sum of what the member has.
+    pub fn sum(&self, number: u64, member: u32) -> Option<Sum> {
+        self.hold().get(&number)?.holders.get(&member)?.sum
     }
 
     pub fn numbers(&self) -> Vec<u64> {
@@ -260,6 +301,7 @@ mod tests {
         Record {
             number: 7,
             version,
+            moment: 0,
             size_bytes: 10,
             path: path.into(),
             perm: 0o644,
@@ -272,7 +314,7 @@ mod tests {
 
     fn made(copies: &Copies, end: End) {
         assert!(copies.begins(&record(1, "a"), HERE, 5));
-        copies.ends(7, HERE, end, || assert_eq!(end, End::NotThere));
+        copies.ends(7, HERE, end, None, || assert_eq!(end, End::NotThere));
     }
 
     fn has(copies: &Copies, member: u32) -> Option<Option<Record>> {
@@ -286,7 +328,7 @@ mod tests {
         assert_eq!(has(&copies, HERE), Some(None));
         assert!(!copies.begins(&record(1, "a"), HERE, 6), "it is to drop what it may have first");
         assert!(copies.begins(&record(1, "a"), HERE + 1, 7));
-        copies.ends(7, HERE + 1, End::There, || panic!("it has a copy"));
+        copies.ends(7, HERE + 1, End::There, None, || panic!("it has a copy"));
         copies.has_gone(7, HERE, 8, || panic!("another one has a copy"));
         assert_eq!(copies.of(7), Some(Holders::from([(HERE + 1, Some(record(1, "a")))])));
         let mut is_alone = false;
@@ -294,6 +336,38 @@ mod tests {
         assert!(is_alone && copies.are_none());
         made(&copies, End::NotThere);
         assert!(copies.are_none());
+    }
+
+    #[test]
+    fn copy_of_an_earlier_close_stays_until_the_next_one_is_there() {
+        let copies = Copies::default();
+        let close = |moment: u64| Record { moment, ..record(1, "a") };
+        let has = || has(&copies, HERE).flatten().map(|record| record.moment);
+        assert!(copies.begins(&close(3), HERE, 4));
+        copies.ends(7, HERE, End::There, Some([1; 32]), || panic!("it has a copy"));
+        assert!(!copies.begins(&close(3), HERE, 5), "it is there");
+        for (end, moment, sum) in [(End::NotThere, 3, Some([1; 32])), (End::There, 5, Some([2; 32]))] {
+            assert!(copies.begins(&close(5), HERE, 5));
+            assert_eq!(copies.sum(7, HERE), None);
+            copies.ends(7, HERE, end, Some([2; 32]), || panic!("it has one of them"));
+            assert_eq!((has(), copies.sum(7, HERE)), (Some(moment), sum));
+        }
+        assert!(!copies.begins(&record(2, "a"), HERE, 6), "it is another version");
+        copies.says(record(1, "b"), HERE, 6);
+        assert_eq!((has(), copies.sum(7, HERE)), (Some(0), Some([2; 32])));
+        assert!(!copies.begins(&close(7), HERE, 8), "what is sealed is not written any more");
+        made_and_unknown(&copies);
+    }
+
+    /// A copy that may be there or not is not replaced, but dropped.
+    fn made_and_unknown(copies: &Copies) {
+        copies.has_gone(7, HERE, 9, || ());
+        assert!(copies.begins(&Record { moment: 9, ..record(1, "a") }, HERE, 10));
+        copies.ends(7, HERE, End::There, None, || panic!("it has a copy"));
+        assert!(copies.begins(&Record { moment: 10, ..record(1, "a") }, HERE, 11));
+        copies.ends(7, HERE, End::Unknown, None, || panic!("it may have one of them"));
+        assert_eq!(has(copies, HERE), Some(None));
+        assert!(!copies.begins(&Record { moment: 11, ..record(1, "a") }, HERE, 12));
     }
 
     #[test]

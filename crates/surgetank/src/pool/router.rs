@@ -9,6 +9,7 @@
 
 mod adopt;
 mod believed;
+mod closing;
 mod copies;
 mod forward;
 mod handles;
@@ -98,6 +99,7 @@ pub struct Router<F> {
     /// Copies of this member's files at others, and of theirs here.
     outgoing: copies::Outgoing,
     held: held::Held,
+    closing: closing::Closing,
     here: here::Here,
     order: Arc<order::Order>,
     shim: shim::Shim,
@@ -160,6 +162,7 @@ impl<F: Filesystem> Router<F> {
             lost: lost::Lost::default(),
             outgoing,
             held: held::Held::default(),
+            closing: closing::Closing::default(),
             here: here::Here::default(),
             order,
             shim: shim::Shim::default(),

@@ -38,6 +38,9 @@ pub struct Settings {
     /// On how many members of a pool a closed file is until the store has it: 1 to 16 [default: 1]
     #[arg(long, value_name = "N", help_heading = "Tuning")]
     pub replicas: Option<String>,
+    /// Whether close waits for these copies: later (no) or close [default: later]
+    #[arg(long, value_name = "WHEN", help_heading = "Tuning")]
+    pub replicas_at: Option<String>,
     /// How copies in the store are checked: cache or reread
     #[arg(long, value_name = "HOW", help_heading = "Tuning")]
     pub verify: Option<String>,
@@ -124,6 +127,7 @@ impl Settings {
             ("--ordered", self.ordered.is_some()),
             ("--pool-ordered", self.pool_ordered.is_some()),
             ("--replicas", self.replicas.is_some()),
+            ("--replicas-at", self.replicas_at.is_some()),
             ("--verify", self.verify.is_some()),
             ("--fsync", self.fsync.is_some()),
             ("--direct", self.direct.is_some()),
@@ -153,6 +157,7 @@ impl Settings {
             ordered: if self.unordered { Some("false".to_owned()) } else { self.ordered },
             pool_ordered: self.pool_ordered,
             replicas: self.replicas,
+            replicas_at: self.replicas_at,
             verify: self.verify,
             fsync: self.fsync,
             copy_up_bytes_max: self.copy_up_bytes_max,

@@ -227,6 +227,7 @@ pub fn configure(settings: &Settings) -> Result<Config> {
         ordered: true,
         pool_ordered: false,
         replicas: 1,
+        replicas_at: Default::default(),
         verify: Verify::Cache,
         fsync: None,
         copy_up_bytes_max: 0,

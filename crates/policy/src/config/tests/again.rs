@@ -21,12 +21,14 @@ fn options_contain_what_no_file_repeats() {
         ordered: Some("false".into()),
         pool_ordered: Some("true".into()),
         replicas: Some("2".into()),
+        replicas_at: Some("close".into()),
         ..Overrides::default()
     };
     let config = place.load(overrides).unwrap().config;
     let expected = format!(
         "--state '{root}/the state' --store {root}/elsewhere --tier t={root}/project/../fast,{root}/project/../fast2:64M \
-         --rule '*.tmp=remove' --rule '*.dat=keep' --keep-at-exit drain --verify reread --ordered false --pool-ordered true --replicas 2"
+         --rule '*.tmp=remove' --rule '*.dat=keep' --keep-at-exit drain --verify reread --ordered false --pool-ordered true \
+         --replicas 2 --replicas-at close"
     );
     assert_eq!(words(&config), expected);
     assert!(config.says_store());

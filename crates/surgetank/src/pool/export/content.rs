@@ -43,22 +43,22 @@ pub fn open(of: &Holdings, number: u64, flags: u32) -> Result<Answer, Errno> {
         _ => return Err(Errno::INVAL),
     }
     let file = OpenFile::new(reopened(&*node.fd, flags)?, number, flags);
-    let home = homes::of(&file.fd)?;
+    let (home, waits) = homes::of(&file.fd)?;
     let handle = of.opened(Handle::File(Arc::new(file)))?;
-    Ok(home.map_or(Answer::Opened { handle }, |home| Answer::OpenedAt { handle, home }))
+    Ok(home.map_or(Answer::Opened { handle, waits }, |home| Answer::OpenedAt { handle, home, waits }))
 }
 
 /// Opens a file that the member had opened in the store. A key has one handle.
 pub fn open_moved(of: &Holdings, number: u64, key: u64) -> Result<Answer, Errno> {
     if let Some(handle) = of.moved(key) {
-        return Ok(Answer::Opened { handle });
+        return Ok(Answer::Opened { handle, waits: false });
     }
-    let Answer::Opened { handle } = open(of, number, OFlags::RDONLY.bits())? else { return Err(Errno::INVAL) };
+    let Answer::Opened { handle, .. } = open(of, number, OFlags::RDONLY.bits())? else { return Err(Errno::INVAL) };
     let known = of.moves(key, handle);
     if known != handle {
         close(of, handle)?;
     }
-    Ok(Answer::Opened { handle: known })
+    Ok(Answer::Opened { handle: known, waits: false })
 }
 
 /// The member has closed it.
@@ -83,12 +83,12 @@ pub fn create(of: &Holdings, parent: u64, name: &[u8], perm: u32, flags: u32) ->
     }
     fcntl_setfl(&fd, flags & OFlags::APPEND)?;
     let found = of.found(place, Some((parent, name)))?;
-    let home = homes::of(&fd)?;
+    let (home, waits) = homes::of(&fd)?;
     let file = OpenFile::new(fd, found.node, flags);
     let handle = of.opened(Handle::File(Arc::new(file)))?;
-    let Some(home) = home else { return Ok(Answer::Created { found, handle }) };
+    let Some(home) = home else { return Ok(Answer::Created { found, handle, waits }) };
     let parent = attr_of(&*directory).ok().map(|attr| Box::new((attr, Duration::ZERO)));
-    Ok(Answer::CreatedAt { found, handle, home, parent })
+    Ok(Answer::CreatedAt { found, handle, home, waits, parent })
 }
 
 /// Reads up to the end of the file, or as many bytes as are wanted and allowed.
@@ -148,6 +148,12 @@ pub fn close_written(of: &Holdings, handle: u64, content: &Content) -> Result<An
     close(of, handle)
 }
 
+/// A program closes one of its descriptors. Errors: what the mount reports at the close.
+pub fn flush(of: &Holdings, handle: u64) -> Result<Answer, Errno> {
+    closed(rustix::io::dup(&of.file(handle)?.fd)?)?;
+    Ok(Answer::Done)
+}
+
 fn closed(fd: OwnedFd) -> Result<(), Errno> {
     // SAFETY: the descriptor was owned here, and is not used after this call.
     if unsafe { libc::close(fd.into_raw_fd()) } == 0 {
@@ -197,7 +203,7 @@ pub fn seek(of: &Holdings, handle: u64, offset: u64, whence: u32) -> Result<Answ
 /// Opens a directory for listing.
 pub fn open_directory(of: &Holdings, node: u64) -> Result<Answer, Errno> {
     let listing = Listing { fd: opened_directory(of, node)?, pending: Vec::new().into_iter() };
-    Ok(Answer::Opened { handle: of.opened(Handle::Listing(Arc::new(Mutex::new(listing))))? })
+    Ok(Answer::Opened { handle: of.opened(Handle::Listing(Arc::new(Mutex::new(listing))))?, waits: false })
 }
 
 fn opened_directory(of: &Holdings, node: u64) -> Result<OwnedFd, Errno> {

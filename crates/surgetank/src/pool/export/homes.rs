@@ -22,28 +22,34 @@ pub const HOME: &str =
     if cfg!(test) { "user.surgetank.home" } else { "system.surgetank.home" };
 /// Its value is [`Content`](crate::pool::call::Content) of a home where a writer ends.
 pub const CONTENT: &str = "system.surgetank.content";
+/// The end of that value if a close waits for copies.
+pub const WAITS: &str = " waits";
 /// A program that has just made a file may not have made its content yet.
 const MAKING: Duration = Duration::from_millis(500);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// The home of an open file's content. `None`: this member, or the store.
-pub fn of(fd: impl AsFd) -> Result<Option<Home>, Errno> {
+/// The home of an open file's content (`None`: this member, or the store), and whether a writer's close waits for copies.
+pub fn of(fd: impl AsFd) -> Result<(Option<Home>, bool), Errno> {
     let mut value = [0; 64];
     let length = match getxattr(path_of(fd), HOME, &mut value[..]) {
         Ok(length) => length,
         // The last one: a mount outside a pool.
-        Err(Errno::NODATA | Errno::OPNOTSUPP) => return Ok(None),
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => return Ok((None, false)),
         Err(error) => return Err(error),
     };
     let text = value.get(..length).and_then(|text| std::str::from_utf8(text).ok()).ok_or(Errno::PROTO)?;
+    let (text, waits) = text.strip_suffix(WAITS).map_or((text, false), |text| (text, true));
+    if text.is_empty() {
+        return Ok((None, waits));
+    }
     let (member, number) = text.split_once(' ').ok_or(Errno::PROTO)?;
     let home = member.parse().ok().zip(number.parse().ok());
-    home.map(|(member, number)| Some(Home { member, number })).ok_or(Errno::PROTO)
+    home.map(|(member, number)| (Some(Home { member, number }), waits)).ok_or(Errno::PROTO)
 }
 
 /// Opens the content. A key has one handle.
 pub fn open(of: &Holdings, number: u64, key: u64, flags: u32) -> Result<Answer, Errno> {
     if let Some(handle) = of.moved(key) {
-        return Ok(Answer::Opened { handle });
+        return Ok(Answer::Opened { handle, waits: false });
     }
     let flags = chosen(flags, OFlags::empty())?;
     let until = tick() + MAKING;
@@ -59,5 +65,5 @@ pub fn open(of: &Holdings, number: u64, key: u64, flags: u32) -> Result<Answer, 
     if known != handle {
         close(of, handle)?;
     }
-    Ok(Answer::Opened { handle: known })
+    Ok(Answer::Opened { handle: known, waits: false })
 }

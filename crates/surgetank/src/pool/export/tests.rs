@@ -63,7 +63,7 @@ impl Scene {
 
     fn handle(&self, ask: Ask) -> u64 {
         match self.ask(ask) {
-            Answer::Opened { handle } | Answer::Created { handle, .. } => handle,
+            Answer::Opened { handle, .. } | Answer::Created { handle, .. } => handle,
             other => panic!("{other:?}"),
         }
     }
@@ -88,7 +88,7 @@ impl Scene {
 
     fn created(&self, parent: u64, called: &[u8], flags: i32) -> (Found, u64) {
         match self.ask(create(parent, called, flags)) {
-            Answer::Created { found, handle } => (found, handle),
+            Answer::Created { found, handle, .. } => (found, handle),
             other => panic!("{other:?}"),
         }
     }
@@ -442,7 +442,7 @@ fn files_belong_to_the_user_of_the_request() {
     fs::set_permissions(scene.path(), fs::Permissions::from_mode(0o700)).unwrap();
     assert_eq!(as_other(create(root, b"a", libc::O_RDWR)), Answer::Failed(libc::EACCES));
     fs::set_permissions(scene.path(), fs::Permissions::from_mode(0o777)).unwrap();
-    let Answer::Created { found, handle } = as_other(create(root, b"a", libc::O_RDWR)) else { panic!() };
+    let Answer::Created { found, handle, .. } = as_other(create(root, b"a", libc::O_RDWR)) else { panic!() };
     assert_eq!((found.attr.uid, found.attr.gid), (other, other));
     let owned = as_other(change(found.node, Change { uid: Some(0), ..Change::default() }));
     assert_eq!(owned, Answer::Failed(libc::EPERM));

@@ -11,6 +11,8 @@ pub struct Content {
     pub owner: (u32, u32),
     /// It is a copy of a lost member's file: its owner has said of each change.
     pub is_copy: bool,
+    /// A copy at a close: this member may have what was written since. It puts that back itself.
+    pub newer_at: Option<u32>,
 }
 
 /// All of them. A path of a member has one.
@@ -102,7 +104,7 @@ mod tests {
     use super::*;
 
     fn content(path: &str) -> Content {
-        Content { path: path.into(), is_directory: false, perm: 0o644, owner: (0, 0), is_copy: false }
+        Content { path: path.into(), is_directory: false, perm: 0o644, owner: (0, 0), is_copy: false, newer_at: None }
     }
 
     fn paths(contents: &Contents, member: u32) -> Vec<(u64, String)> {

@@ -168,7 +168,11 @@ impl Written {
         let mut tables = self.tables();
         // (Without a path it cannot be put back.)
         if let Some(path) = tables.path(member, number) {
-            tables.contents.insert(member, number, Content { path, is_directory, perm, owner, is_copy: false });
+            tables.contents.insert(
+                member,
+                number,
+                Content { path, is_directory, perm, owner, is_copy: false, newer_at: None },
+            );
         }
     }
 
@@ -482,8 +486,14 @@ mod tests {
         written.attributes_are(2, 12, (0o755, (1, 2)));
         written.renamed(2, (11, b"part"), (11, b"whole"));
         written.closed(2, 77);
-        let content =
-            Content { path: b"d/whole".to_vec(), is_directory: false, perm: 0o755, owner: (1, 2), is_copy: false };
+        let content = Content {
+            path: b"d/whole".to_vec(),
+            is_directory: false,
+            perm: 0o755,
+            owner: (1, 2),
+            is_copy: false,
+            newer_at: None,
+        };
         assert_eq!(written.to_put_back(2), [(12, content.clone())]);
         // (The old name is looked for in the store.)
         assert_eq!(written.to_look_at(2), [b"d/part".to_vec()]);

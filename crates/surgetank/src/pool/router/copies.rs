@@ -97,6 +97,23 @@ impl Outgoing {
         self.news.notify_all();
     }
 
+    /// A thread of a program copies this file. `false`: another one does, and goes on.
+    fn takes(&self, number: u64, until: Instant) -> bool {
+        let mut queue = self.queue();
+        while !queue.busy.insert(number) {
+            if tick() >= until {
+                return false;
+            }
+            queue = self.news.wait_timeout(queue, TOGETHER).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    fn has_copied(&self, number: u64) {
+        self.queue().busy.remove(&number);
+        self.news.notify_all();
+    }
+
     fn next(&self) -> Option<u64> {
         let mut queue = self.queue();
         if queue.due.is_empty() {
@@ -134,6 +151,21 @@ impl Outgoing {
     }
 }
 
+/// Copies the file in the thread of a program. Returns whether as many members as are to have it have it.
+pub(super) fn copy_now<F: Filesystem>(router: &Router<F>, number: u64, until: Instant) -> bool {
+    if await_known(router).is_err() || !router.outgoing.takes(number, until) {
+        return false;
+    }
+    let have = sending::copy(router, number);
+    router.outgoing.has_copied(number);
+    have
+}
+
+/// The number of a message about copies, or of a close that waits for some.
+pub(super) fn next_attempt<F: Filesystem>(router: &Router<F>) -> u64 {
+    router.outgoing.attempts.fetch_add(1, Ordering::Relaxed)
+}
+
 /// Begins. The mount is there.
 pub(super) fn begin<F: Filesystem>(router: &Arc<Router<F>>) {
     held::find(router);
@@ -148,7 +180,7 @@ pub(super) fn begin<F: Filesystem>(router: &Arc<Router<F>>) {
         begun &= spawn(router, "pool-copying", |router| {
             if let Some(number) = router.outgoing.next() {
                 sending::copy(router, number);
-                router.outgoing.queue().busy.remove(&number);
+                router.outgoing.has_copied(number);
             }
         });
     }
@@ -243,6 +275,10 @@ fn all_may_be_known<F: Filesystem>(router: &Router<F>) {
 fn is_at<F: Filesystem>(router: &Router<F>, record: Record, member: u32) {
     // (Before the table: what leaves that is not in the other one any more.)
     router.namespace.replicas.has_copy(FileId(record.number));
+    if record.moment != 0 {
+        let Record { number, moment, version, size_bytes, times, .. } = record;
+        router.namespace.replicas.was_closed(FileId(number), (moment, version), size_bytes, times);
+    }
     router.outgoing.copies.is_at(record, member);
 }
 
@@ -382,17 +418,24 @@ fn compare<F: Filesystem>(router: &Router<F>, numbers: &[u64], until: Instant) -
         are_made &= tick() < until;
     }
     // (After the messages that made those. A holder refuses this one after a later one, and then it is said again.)
-    let attempt = router.outgoing.attempts.fetch_add(1, Ordering::Relaxed);
+    let attempt = next_attempt(router);
     let mut told = BTreeMap::<u32, (Vec<u64>, Vec<Record>)>::new();
     for (number, holders) in &all {
         let sealed = router.namespace.replicas.sealed(FileId(*number));
         let record = sealed.map(|sealed| Record::of(*number, &sealed));
         for (member, has) in holders {
-            let is_same_content =
-                |record: &Record, has: &Record| record.version == has.version && record.home == has.home;
-            match record.as_ref().zip(has.as_ref()).filter(|(record, has)| is_same_content(record, has)) {
+            let now = match record.as_ref().zip(has.as_ref()) {
+                Some((record, has)) if record.is_of_content_of(has) => Some((record.clone(), has)),
+                Some((record, has)) if record.follows(has) => {
+                    // (Of a close. A thread compares it with what is sealed. The next close does so itself.)
+                    router.outgoing.add((record.moment == 0).then_some(*number));
+                    Some((record.with_content_of(has), has))
+                }
+                _ => None,
+            };
+            match now {
                 Some((record, has)) if record.says(has) => {}
-                Some((record, _)) => told.entry(*member).or_default().1.push(record.clone()),
+                Some((record, _)) => told.entry(*member).or_default().1.push(record),
                 None => told.entry(*member).or_default().0.push(*number),
             }
         }

@@ -13,7 +13,7 @@ use surgetank_types::model::{Attr, Caller, FileId, FileLock, Kind, LockRequest};
 use super::super::call::{Answer, Ask, Change, Found};
 use super::remote::{At, Remote};
 use super::{Does, PATIENCE, Router, Way};
-use super::{adopt, copies, here, homes, lengths, lost, moves, names, rights, shim};
+use super::{adopt, closing, copies, here, homes, lengths, lost, moves, names, rights, shim};
 use crate::mount::request::{FilePlace, ReleaseFlags};
 use crate::mount::{
     Agreed, Attributes, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened, OpenedDirectory, SetAttr,
@@ -362,12 +362,14 @@ impl<F: Filesystem> Filesystem for Router<F> {
             let (name, flags_bits) = (name.into(), flags.bits());
             let (begun, before) = (tick(), self.remote.parents.before());
             match self.remote.ask_once(caller, at, Ask::Create { parent: at.node, name, perm, flags: flags_bits })? {
-                Answer::Created { found, handle } => {
-                    Ok((self.entry(at, &found), Self::opened_there(at.member, handle, flags)))
+                Answer::Created { found, handle, waits } => {
+                    let opened = Self::opened_there(at.member, handle, flags);
+                    Ok((self.entry(at, &found), closing::opened_there(self, opened, flags, waits)))
                 }
-                Answer::CreatedAt { found, handle, home, parent } => {
+                Answer::CreatedAt { found, handle, home, waits, parent } => {
                     let how = (flags, found.attr.size_bytes == 0);
                     let opened = homes::created_at(self, caller, (at.member, handle), home, how)?;
+                    let opened = closing::opened_there(self, opened, flags, waits);
                     let entry = self.entry(at, &found);
                     // (Where the kernel checks permissions, it asks for them again.)
                     if self.only_ids.is_none() {
@@ -435,11 +437,14 @@ impl<F: Filesystem> Filesystem for Router<F> {
         if let Some((member, handle)) = there.or_else(|| self.known_there(fh)) {
             self.on_handle(caller, member, Ask::Unlock { handle, owner: lock_owner })?;
         }
-        let id = homes::local(self, id, fh);
-        if there.is_some() { Ok(()) } else { self.door.flush(caller, id, fh, lock_owner) }
+        if there.is_none() {
+            self.door.flush(caller, homes::local(self, id, fh), fh, lock_owner)?;
+        }
+        closing::closes(self, caller, id, fh)
     }
 
     fn release(&self, id: u64, fh: u64, flags: ReleaseFlags) {
+        closing::released(self, fh);
         if homes::at_name(fh).is_some() {
             return homes::release(self, id, fh, flags);
         }
@@ -535,8 +540,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
             return rights::authority(self, caller, id);
         }
         if name == HOME {
-            let home = self.namespace.homes.home_of(FileId(id)).filter(|_| self.is_of_a_peer(caller));
-            return home.map(|member| format!("{member} {id}").into_bytes()).ok_or(Errno::NODATA.into());
+            return closing::home_of(self, caller, id);
         }
         if self.here.has_not(id, name) {
             return Err(Errno::NODATA.into());

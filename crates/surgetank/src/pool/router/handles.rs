@@ -14,9 +14,9 @@ use surgetank_types::error::{Fault, FsResult};
 use surgetank_types::model::{Caller, FileLock, Kind, LockKind, LockRequest};
 
 use super::super::call::{self, Answer, Ask, Listed, Lock};
-use super::homes;
 use super::remote::{At, Remote};
 use super::{Does, NOT_OWNER, PATIENCE, Router, Way};
+use super::{closing, homes};
 use crate::mount::{Filesystem, Opened, OpenedDirectory, interrupted, wait_long};
 
 /// Bytes of one message with content.
@@ -36,12 +36,14 @@ impl<F: Filesystem> Router<F> {
         const TRIES: usize = 3;
         for _ in 0..TRIES {
             match self.remote.ask_once(caller, at, Ask::Open { node: at.node, flags: flags.bits() })? {
-                Answer::Opened { handle } => return Ok(Self::opened_there(at.member, handle, flags)),
-                Answer::OpenedAt { handle, home } => {
+                Answer::Opened { handle, waits } => {
+                    return Ok(closing::opened_there(self, Self::opened_there(at.member, handle, flags), flags, waits));
+                }
+                Answer::OpenedAt { handle, home, waits } => {
                     match homes::opened_at(self, caller, (at.member, handle), home, flags) {
                         // (The store has it by now.)
                         Err(fault) if homes::is_missing(&fault) => {}
-                        opened => return opened,
+                        opened => return opened.map(|opened| closing::opened_there(self, opened, flags, waits)),
                     }
                 }
                 _ => return Err(Errno::PROTO.into()),
@@ -163,7 +165,7 @@ impl<F: Filesystem> Router<F> {
             Err(fault) => return Err(fault),
         };
         let ask = Ask::OpenMoved { node: at.node, key: fh };
-        let Answer::Opened { handle } = self.remote.ask(caller, at, ask)? else {
+        let Answer::Opened { handle, .. } = self.remote.ask(caller, at, ask)? else {
             return Err(Errno::PROTO.into());
         };
         self.moved().insert(fh, (at.member, handle));
@@ -196,7 +198,7 @@ impl<F: Filesystem> Router<F> {
 
     pub(super) fn opendir_there(&self, caller: &Caller, at: At) -> FsResult<OpenedDirectory> {
         match self.remote.ask_once(caller, at, Ask::OpenDirectory { node: at.node })? {
-            Answer::Opened { handle } => {
+            Answer::Opened { handle, .. } => {
                 Ok(OpenedDirectory { fh: Remote::handle_number(at.member, handle), ..OpenedDirectory::default() })
             }
             _ => Err(Errno::PROTO.into()),

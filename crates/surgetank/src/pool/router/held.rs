@@ -314,7 +314,12 @@ pub(super) fn id_of<F: Filesystem>(router: &Router<F>, number: u64) -> Option<Fi
     router.namespace.pooled.child_of(router.namespace.homes.directory(), name.as_bytes())
 }
 
-/// The version that a copy here is of.
+/// What a copy here is of.
+pub(super) fn record_of<F: Filesystem>(router: &Router<F>, number: u64) -> Option<Record> {
+    records(router).get(&number).cloned()
+}
+
+/// The version of that.
 pub(super) fn version_of<F: Filesystem>(router: &Router<F>, number: u64) -> Option<u32> {
     records(router).get(&number).map(|record| record.version)
 }
@@ -344,12 +349,13 @@ fn is_to_come_back<F: Filesystem>(router: &Router<F>, record: &Record) {
     for above in &record.above {
         let Some(slash) = path.iter().rposition(|byte| *byte == b'/') else { break };
         path = path.get(..slash).unwrap_or_default();
-        let directory =
-            Content { path: path.to_vec(), is_directory: true, perm: above.perm, owner: above.owner, is_copy: true };
+        let (path, perm, owner) = (path.to_vec(), above.perm, above.owner);
+        let directory = Content { path, is_directory: true, perm, owner, is_copy: true, newer_at: None };
         router.others.written.has_copy(member, above.number, directory);
     }
     let (path, perm, owner) = (record.path.clone(), record.perm, record.owner);
-    let file = Content { path, is_directory: false, perm, owner, is_copy: true };
+    let newer_at = record.home.filter(|home| record.moment != 0 && *home != router.link.member());
+    let file = Content { path, is_directory: false, perm, owner, is_copy: true, newer_at };
     router.others.written.has_copy(member, record.number, file);
 }
 

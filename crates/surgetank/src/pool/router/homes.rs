@@ -24,7 +24,7 @@ use super::super::call::{Answer, Ask, Change, Home};
 use super::super::export::OF_A_MEMBER;
 use super::lengths::{attributes_at, end_name};
 use super::remote::{HANDLES, MARK};
-use super::{Router, copies, here, lengths, order};
+use super::{Router, closing, copies, here, lengths, order};
 use crate::mount::request::{ReleaseFlags, SetAttr};
 use crate::mount::{Attributes, Entry, Filesystem, Looked, Opened};
 
@@ -74,7 +74,7 @@ pub(super) fn created<F: Filesystem>(
     // (A number from before the pool may be another file's elsewhere.)
     let is_ours = entry.id / FILES_OF_A_MEMBER == u64::from(router.link.member());
     let is_new = by.is_some_and(|member| is_ours && router.namespace.homes.set_home(FileId(entry.id), member));
-    let opened = opened_name(router, caller, entry.id, flags, opened)?;
+    let opened = closing::opened(router, entry.id, opened_name(router, caller, entry.id, flags, opened)?);
     let is_elsewhere = is_new || router.namespace.homes.home_of(FileId(entry.id)).is_some();
     let attr_ttl = if is_elsewhere { Duration::ZERO } else { entry.attr_ttl };
     Ok((Entry { attr_ttl, ..entry }, opened))
@@ -127,7 +127,7 @@ pub(super) fn open_name<F: Filesystem>(
                     return Err(if homes.is_removed(FileId(id)) { fault } else { Errno::IO.into() });
                 }
             }
-            opened => return opened,
+            opened => return opened.map(|opened| closing::opened(router, id, opened)),
         }
     }
 }
@@ -258,7 +258,7 @@ fn open_home<F: Filesystem>(
         // (It may have been opened.)
         let _ = router.remote.ask_once(&agent(), at, Ask::CloseMoved { key: fh });
     }
-    let Answer::Opened { handle } = answer? else { return Err(Errno::PROTO.into()) };
+    let Answer::Opened { handle, .. } = answer? else { return Err(Errno::PROTO.into()) };
     router.moved().insert(fh, (home.member, handle));
     Ok(Opened { fh, ..Router::<F>::opened_there(home.member, handle, flags) })
 }
@@ -357,7 +357,7 @@ pub(super) fn place<F: Filesystem>(
         return Err(Errno::BADF.into());
     }
     let ask = Ask::OpenHome { number, key: fh, flags: OFlags::RDONLY.bits() };
-    let Answer::Opened { handle } = router.remote.ask(caller, Router::<F>::at_handle(member), ask)? else {
+    let Answer::Opened { handle, .. } = router.remote.ask(caller, Router::<F>::at_handle(member), ask)? else {
         return Err(Errno::PROTO.into());
     };
     router.moved().insert(fh, (member, handle));

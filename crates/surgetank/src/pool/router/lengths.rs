@@ -63,12 +63,17 @@ pub(super) fn sync_name<F: Filesystem>(
     id: u64,
     (handle, data_only): (u64, bool),
 ) -> FsResult<()> {
+    bring(router, id, handle);
+    router.door.fsync(caller, id, handle, data_only)
+}
+
+/// While a program writes content that is elsewhere: its length is the one here from now on.
+pub(super) fn bring<F: Filesystem>(router: &Router<F>, id: u64, handle: u64) {
     if router.namespace.homes.is_written(FileId(id)) {
         let one = router.lengths.of(id);
         let _one = one.lock().unwrap_or_else(PoisonError::into_inner);
         bring_size(router, id, handle, false);
     }
-    router.door.fsync(caller, id, handle, data_only)
 }
 
 /// Returns the attributes of the content.

@@ -379,6 +379,8 @@ fn put_back<F: Filesystem>(router: &Arc<Router<F>>) {
             match here.get(&number) {
                 // (Its owner has said of each change.)
                 None if content.is_directory && content.is_copy => {}
+                // (A program there may still write it.)
+                Some(false) if content.newer_at.is_some_and(|home| has_content(router, home, number)) => continue,
                 Some(false) if content.is_copy => {}
                 None if content.is_directory && !router.lost.was_removed(&content.path, router.link.member()) => {}
                 // (A program still writes it.)
@@ -419,4 +421,12 @@ fn put_back<F: Filesystem>(router: &Arc<Router<F>>) {
             }
         }
     }
+}
+
+/// Does the member have content for this file, or may it?
+fn has_content<F: Filesystem>(router: &Router<F>, member: u32, number: u64) -> bool {
+    let call = Call { uid: 0, gid: 0, ask: Ask::HomeAttributes { number } };
+    let until = tick() + ANSWER;
+    let answer = router.link.call(member, &call, None, &mut |_| tick() < until && !router.link.is_over());
+    !matches!(answer, Ok(Answer::Failed(_)) | Err(NoAnswer::Gone))
 }

@@ -340,7 +340,7 @@ impl Remote {
         match (noted, answer) {
             (
                 Noted::Name { parent, name },
-                Answer::Created { found, handle } | Answer::CreatedAt { found, handle, .. },
+                Answer::Created { found, handle, .. } | Answer::CreatedAt { found, handle, .. },
             ) => {
                 self.written.named(member, found.node, parent, &name);
                 self.written.opened(member, found.node, *handle);
@@ -371,7 +371,7 @@ impl Remote {
                 }
             }
             (Noted::Touched, _) => self.written.touched(member),
-            (Noted::Open { node }, Answer::Opened { handle } | Answer::OpenedAt { handle, .. }) => {
+            (Noted::Open { node }, Answer::Opened { handle, .. } | Answer::OpenedAt { handle, .. }) => {
                 self.written.opened(member, node, *handle)
             }
             (Noted::Close { handle }, _) => self.written.closed(member, handle),

@@ -8,7 +8,6 @@ use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::FileExt;
 use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -19,9 +18,9 @@ use surgetank_types::model::{FileId, Role};
 
 use super::super::call::{Answer, Ask, Call};
 use super::super::link::NoAnswer;
-use super::super::replicas::{End, Hold, Record};
+use super::super::replicas::{End, Hold, Record, Sum};
 use super::super::status::MemberStatus;
-use super::copies::{LISTING, tell};
+use super::copies::{LISTING, next_attempt, tell};
 use super::homes::agent;
 use super::{PATIENCE, Router, held};
 use crate::mount::Filesystem;
@@ -29,25 +28,36 @@ use crate::mount::Filesystem;
 /// Bytes of one message.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// Copies a file to as many members as are to have it.
-pub(super) fn copy<F: Filesystem>(router: &Router<F>, number: u64) {
-    let Some(sealed) = router.namespace.replicas.sealed(FileId(number)) else { return };
+/// Copies a file to as many members as are to have it. Returns whether they have it, or need none.
+pub(super) fn copy<F: Filesystem>(router: &Router<F>, number: u64) -> bool {
+    let Some(sealed) = router.namespace.replicas.sealed(FileId(number)) else { return true };
     let wanted = usize::try_from(sealed.wanted).unwrap_or(usize::MAX).saturating_sub(1);
     let record = Record::of(number, &sealed);
     let known = router.outgoing.copies.of(number).unwrap_or_default();
     if known.values().flatten().any(|has| has.version != record.version) {
-        return router.outgoing.try_later(number);
+        router.outgoing.try_later(number);
+        return false;
     }
     // (One in doubt gets none until it has said that it has none.)
     let have: BTreeSet<u32> = known.keys().copied().collect();
-    let mut holders: BTreeSet<u32> =
-        known.into_iter().filter(|(_, has)| has.is_some()).map(|(member, _)| member).collect();
-    if holders.len() >= wanted {
-        return;
+    let (earlier, holders): (Vec<_>, Vec<_>) = known
+        .iter()
+        .filter_map(|(member, has)| Some((*member, has.as_ref()?)))
+        .partition(|(_, has)| record.follows(has));
+    let mut holders: BTreeSet<u32> = holders.into_iter().map(|(member, _)| member).collect();
+    let earlier: Vec<u32> = earlier.into_iter().map(|(member, _)| member).collect();
+    let mut earlier = differing(router, &sealed, &record, earlier, &mut holders);
+    if earlier.is_empty() && holders.len() >= wanted {
+        return true;
     }
-    for member in candidates(router, &sealed, &have) {
-        if holders.len() >= wanted {
-            return;
+    // (If the content is elsewhere, the first copy is the one here.)
+    earlier.sort_by_key(|member| *member != router.link.member());
+    let more = candidates(router, &sealed, &have);
+    for (member, is_replaced) in
+        earlier.into_iter().map(|one| (one, true)).chain(more.into_iter().map(|one| (one, false)))
+    {
+        if holders.len() >= wanted && !is_replaced {
+            break;
         }
         match send(router, number, &sealed, &record, member) {
             Ok(true) => {
@@ -59,9 +69,57 @@ pub(super) fn copy<F: Filesystem>(router: &Router<F>, number: u64) {
             Err(why) => tracing::debug!(%why, member, number, "a file was not copied to another member"),
         }
     }
-    if holders.len() < wanted {
+    let have = holders.len() >= wanted;
+    if !have {
         router.outgoing.try_later(number);
     }
+    have
+}
+
+/// Which of these members, which have the content of an earlier close, have another one than that of now? The others are told that
+/// theirs is this one.
+fn differing<F: Filesystem>(
+    router: &Router<F>,
+    sealed: &Sealed,
+    record: &Record,
+    mut members: Vec<u32>,
+    holders: &mut BTreeSet<u32>,
+) -> Vec<u32> {
+    if members.is_empty() {
+        return members;
+    }
+    // (If it cannot be read, it cannot be sent either.)
+    let Ok(sum) = sum_of(router, record.number, sealed) else { return members };
+    let copies = &router.outgoing.copies;
+    members.retain(|member| {
+        let attempt = next_attempt(router);
+        let hold = Hold::Changed { attempt, gone: Vec::new(), records: vec![record.clone()] };
+        let is_same = copies.sum(record.number, *member) == Some(sum)
+            && tell(router, *member, hold, tick() + LISTING) == Ok(Answer::Done);
+        if is_same {
+            copies.says(record.clone(), *member, attempt);
+            holders.insert(*member);
+        }
+        !is_same
+    });
+    members
+}
+
+fn sum_of<F: Filesystem>(router: &Router<F>, number: u64, sealed: &Sealed) -> std::io::Result<Sum> {
+    let Some(home) = sealed.home else {
+        return sum_of_file(&router.namespace.replicas.open(FileId(number))?);
+    };
+    match router.remote.ask(&agent(), Router::<F>::at_handle(home), Ask::SumHome { number }) {
+        Ok(Answer::Bytes(sum)) => Sum::try_from(sum).map_err(|_| Errno::PROTO.into()),
+        Ok(_) => Err(Errno::PROTO.into()),
+        Err(fault) => Err(fault.errno.into()),
+    }
+}
+
+pub(super) fn sum_of_file(file: &File) -> std::io::Result<Sum> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(file)?;
+    Ok(hasher.finalize().into())
 }
 
 /// The members that may get a copy, the best first.
@@ -97,7 +155,7 @@ fn send<F: Filesystem>(
     member: u32,
 ) -> std::io::Result<bool> {
     note_holder(router, member)?;
-    let attempt = router.outgoing.attempts.fetch_add(1, Ordering::Relaxed);
+    let attempt = next_attempt(router);
     let source = open(router, number, sealed, attempt)?;
     let sent = send_from(router, (sealed, record), member, &source, attempt);
     if let Source::There { member, .. } = source {
@@ -131,13 +189,16 @@ fn open<F: Filesystem>(router: &Router<F>, number: u64, sealed: &Sealed, attempt
     let Some(home) = sealed.home else {
         return router.namespace.replicas.open(FileId(number)).map(Source::Here);
     };
-    if let Some(copy) = held::id_of(router, number) {
+    let is_same = |has: Record| has.version == sealed.version && has.moment == sealed.moment;
+    if held::record_of(router, number).is_some_and(is_same)
+        && let Some(copy) = held::id_of(router, number)
+    {
         return router.namespace.replicas.open(copy).map(Source::Here);
     }
     let key = key_of(attempt);
     let ask = Ask::OpenHome { number, key, flags: OFlags::RDONLY.bits() };
     match router.remote.ask(&agent(), Router::<F>::at_handle(home), ask) {
-        Ok(Answer::Opened { handle }) => Ok(Source::There { member: home, handle }),
+        Ok(Answer::Opened { handle, .. }) => Ok(Source::There { member: home, handle }),
         Ok(_) => Err(Errno::PROTO.into()),
         Err(fault) => Err(fault.errno.into()),
     }
@@ -168,11 +229,17 @@ fn send_from<F: Filesystem>(
 ) -> std::io::Result<bool> {
     let (replicas, copies, id) = (&router.namespace.replicas, &router.outgoing.copies, FileId(record.number));
     let mut offset = 0;
+    // (What is sealed is not compared later.)
+    let mut hasher = (record.moment != 0).then(blake3::Hasher::new);
     loop {
         let bytes = (record.size_bytes - offset).min(PIECE_BYTES);
         let content = read(router, source, offset, usize::try_from(bytes).unwrap_or(0))?;
         let is_last = offset + bytes == record.size_bytes;
-        if !is_last && replicas.sealed(id).is_none_or(|now| now.version != sealed.version) {
+        if let Some(hasher) = &mut hasher {
+            hasher.update(&content);
+        }
+        let is_other = |now: Sealed| (now.version, now.moment) != (sealed.version, sealed.moment);
+        if !is_last && replicas.sealed(id).is_none_or(is_other) {
             return Ok(false);
         }
         if is_last {
@@ -180,7 +247,7 @@ fn send_from<F: Filesystem>(
                 return Ok(false);
             }
             if !replicas.is_still(id, sealed) {
-                ends(router, record.number, member, End::NotThere);
+                ends(router, record.number, member, End::NotThere, None);
                 return Ok(false);
             }
         }
@@ -196,7 +263,7 @@ fn send_from<F: Filesystem>(
                 Err(NoAnswer::Gone) => End::NotThere,
                 _ => End::Unknown,
             };
-            ends(router, record.number, member, end);
+            ends(router, record.number, member, end, hasher.as_ref().map(|hasher| hasher.finalize().into()));
         }
         if !is_done {
             return Err(std::io::Error::other(format!("{answer:?}")));
@@ -209,6 +276,6 @@ fn send_from<F: Filesystem>(
 }
 
 /// A copy is made, or not.
-fn ends<F: Filesystem>(router: &Router<F>, number: u64, member: u32, end: End) {
-    router.outgoing.copies.ends(number, member, end, || router.namespace.replicas.is_alone(FileId(number)));
+fn ends<F: Filesystem>(router: &Router<F>, number: u64, member: u32, end: End, sum: Option<Sum>) {
+    router.outgoing.copies.ends(number, member, end, sum, || router.namespace.replicas.is_alone(FileId(number)));
 }

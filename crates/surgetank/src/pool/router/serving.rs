@@ -21,6 +21,7 @@ use super::here;
 use super::homes::agent;
 use super::lengths::{bring_unknown, look_at_lengths};
 use super::order::{self, Order};
+use super::sending::sum_of_file;
 use super::{PATIENCE, Router, copies, moves, names};
 use crate::mount::request::SetAttr;
 use crate::mount::{Filesystem, TimeChange};
@@ -72,6 +73,7 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -
         }
         Ask::Published { needed_nanos } => order::published(router, *needed_nanos),
         Ask::HomeAttributes { number } => attributes_of(router, *number, None),
+        Ask::SumHome { number } => sum_of(router, *number),
         Ask::ChangeHome { number, change } => attributes_of(router, *number, Some(change)),
         Ask::Needs { numbers } => {
             let need = |number: &u64| match FileId(*number) {
@@ -111,6 +113,16 @@ fn attributes_of<F: Filesystem>(router: &Router<F>, number: u64, change: Option<
     match changed.and_then(|()| here::of_content(router, content)) {
         Ok(content) => Answer::Content(content),
         Err(fault) => Answer::Failed(fault.errno.raw_os_error()),
+    }
+}
+
+fn sum_of<F: Filesystem>(router: &Router<F>, number: u64) -> Answer {
+    let Some(content) = router.namespace.homes.content_for(number) else {
+        return Answer::Failed(Errno::NOENT.raw_os_error());
+    };
+    match router.namespace.replicas.open(content).and_then(|file| sum_of_file(&file)) {
+        Ok(sum) => Answer::Bytes(sum.to_vec()),
+        Err(why) => Answer::Failed(why.raw_os_error().unwrap_or(Errno::IO.raw_os_error())),
     }
 }
 
