@@ -109,6 +109,43 @@ fn content_at_a_close_outlives_the_machine() {
     pool.try_end_last();
 }
 
+/// The next agents know which copies are of a close, at the member of the program and at that of the name. A close that waits
+/// meanwhile is waited for by the next one.
+#[test]
+fn content_at_a_close_outlives_agents() {
+    let Some(mut pool) = pool("close-agents", 3) else { return };
+    let (zero, two) = (pool.member(0).to_owned(), pool.member(2).to_owned());
+    fs::write(zero.join("a/claims"), "").unwrap();
+    fs::create_dir(two.join("own")).unwrap();
+    let names = ["own/file", "a/file"];
+    let kept = names.map(|name| {
+        let file = written(&two.join(name), &bytes(70_000, 4));
+        close(file.try_clone().unwrap());
+        file
+    });
+    let killed = [2, 0].map(|number| (number, pool.agent(number)));
+    let waiting = written(&two.join("own/waiting"), b"waits");
+    let duplicate = waiting.try_clone().unwrap();
+    killed.iter().for_each(|(_, agent)| kill_process(*agent, Signal::KILL).unwrap());
+    let waiting = closing(waiting);
+    for (number, agent) in killed {
+        eventually("another agent serves", || pool.member(number).join("a").exists() && pool.agent(number) != agent);
+    }
+    waiting.join().unwrap();
+    // (Copies that do not count would be dropped by now.)
+    std::thread::sleep(Duration::from_secs(1));
+    lose_machine(&mut pool);
+    for (name, content) in
+        names.map(|name| (name, bytes(70_000, 4))).into_iter().chain([("own/waiting", b"waits".to_vec())])
+    {
+        eventually(&format!("{name} has the content of the close"), || {
+            fs::read(zero.join(name)).is_ok_and(|found| found == content)
+        });
+    }
+    drop((kept, duplicate));
+    pool.try_end_last();
+}
+
 /// What a duplicate has written after a close is copied when the file is sealed. If nothing was, it costs nothing more.
 #[test]
 fn copy_of_a_close_is_replaced_only_by_what_was_written_since() {
@@ -151,12 +188,16 @@ fn close_waits_for_a_member_that_can_have_the_copy() {
     let mut child =
         std::process::Command::new("sh").arg("-c").arg("echo > a/killed").current_dir(&zero).spawn().unwrap();
     let begun = closing(written(&zero.join("a/file"), b"content"));
+    // The agent has a thread for each of them, and goes on.
+    let more: Vec<_> = (0..100).map(|number| closing(written(&zero.join(format!("a/{number}")), b"content"))).collect();
     std::thread::sleep(Duration::from_secs(1));
-    assert!(!begun.is_finished() && child.try_wait().unwrap().is_none());
+    assert!(of_member(&pool, 0)["single_copy_files"].as_u64() >= Some(101));
+    assert!(!begun.is_finished() && !more.iter().any(|one| one.is_finished()) && child.try_wait().unwrap().is_none());
     child.kill().unwrap();
     eventually("the program ends", || child.try_wait().unwrap().is_some());
     pool.mount_one(&AT_CLOSE);
     begun.join().unwrap();
+    more.into_iter().for_each(|one| drop(one.join().unwrap()));
     all_have_copies(&pool, 0);
     pool.end();
 }
