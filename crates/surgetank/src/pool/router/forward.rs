@@ -423,11 +423,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
                 let local = homes::local(self, id, fh);
                 let offset = if at_end { homes::end_at_most(self, local, offset) } else { offset };
                 let written = self.door.write(caller, local, fh, offset, bytes, flags)?;
-                let is_synchronous = flags.open & (libc::O_SYNC | libc::O_DSYNC) as u32 != 0;
-                if is_synchronous && homes::at_name(fh).is_some() {
-                    homes::sync(self, caller, id, (fh, false))?;
-                }
-                Ok(written)
+                homes::sync_if_wanted(self, caller, id, fh, flags.open).map(|()| written)
             }
         }
     }

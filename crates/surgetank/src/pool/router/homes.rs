@@ -439,6 +439,18 @@ pub(super) fn sync<F: Filesystem>(
     router.on_handle(caller, owner, Ask::Sync { handle, data_only })
 }
 
+/// The same after a write, if the program has opened the file so.
+pub(super) fn sync_if_wanted<F: Filesystem>(
+    router: &Router<F>,
+    caller: &Caller,
+    id: u64,
+    fh: u64,
+    flags: u32,
+) -> FsResult<()> {
+    let is_synchronous = flags & (libc::O_SYNC | libc::O_DSYNC) as u32 != 0;
+    if is_synchronous && at_name(fh).is_some() { sync(router, caller, id, (fh, false)) } else { Ok(()) }
+}
+
 /// A change of attributes through an open file whose content is here. Returns what is left for the owner of the name.
 pub(super) fn change_here<F: Filesystem>(router: &Router<F>, change: &SetAttr) -> FsResult<SetAttr> {
     let Some(fh) = change.fh.filter(|fh| at_name(*fh).is_some()) else { return Ok(*change) };

@@ -76,7 +76,7 @@ pub(super) fn copy<F: Filesystem>(router: &Router<F>, number: u64) -> bool {
     have
 }
 
-/// Which of these members, which have the content of an earlier close, have another one than that of now? The others are told that
+/// Which of these members, which have the content of an earlier close, have another one than that of now? The others learn that
 /// theirs is this one.
 fn differing<F: Filesystem>(
     router: &Router<F>,
