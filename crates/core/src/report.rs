@@ -30,7 +30,7 @@ pub use status::{
     TierStatus, Trouble, Visibility,
 };
 pub use summary::{DrainSummary, MountSummary, NoRoom, Refused, Summary, TierSummary};
-pub use verdict::{Conflict, Lost, NotDurable, Undelivered, Verdict};
+pub use verdict::{Conflict, Lost, NotDurable, Undelivered, Undone, Verdict};
 
 use surgetank_types::model::{Mode, RunId};
 

@@ -39,5 +39,5 @@ pub use reply::{Attributes, DirectoryPlusSink, DirectorySink, Entry, Looked, Ope
 pub use request::{SetAttr, TimeChange, WriteFlags};
 pub(crate) use session::Kept;
 pub use session::Session;
-pub(crate) use workers::{current, killed};
+pub(crate) use workers::{current, killed, killed_at_close};
 pub use workers::{interrupted, wait_long};

@@ -59,8 +59,8 @@ fn close_returns_when_another_member_has_the_file() {
     let (zero, one) = (pool.member(0).to_owned(), pool.member(1).to_owned());
     fs::write(zero.join("a/claims"), "").unwrap();
     fs::create_dir(one.join("own")).unwrap();
-    let files = ["own/file", "a/file"].map(|name| written(&one.join(name), &bytes(300_000, 1)));
-    for file in files {
+    for name in ["own/file", "a/file"] {
+        let file = written(&one.join(name), &bytes(300_000, 1));
         let stopped = pool.stop(0);
         let begun = closing(file);
         std::thread::sleep(STOPPED);
@@ -69,8 +69,8 @@ fn close_returns_when_another_member_has_the_file() {
         assert!(waits, "the close did not wait");
         let took = begun.join().unwrap();
         assert!((STOPPED..Duration::from_secs(20)).contains(&took), "{took:?}");
-        assert_eq!(of_member(&pool, 0)["single_copy_files"], 0);
-        assert_eq!(of_member(&pool, 1)["single_copy_files"], 0);
+        all_have_copies(&pool, 0);
+        all_have_copies(&pool, 1);
     }
     pool.end();
     assert_eq!(read(pool.store().join("a/file")), Some(bytes(300_000, 1)));
@@ -146,6 +146,105 @@ fn content_at_a_close_outlives_agents() {
     pool.try_end_last();
 }
 
+/// Fills the member's tier to three quarters.
+fn fill(pool: &Pool, number: usize) {
+    fs::write(pool.member(number).join(FILLER), bytes(50 * MIB as usize, 0)).unwrap();
+}
+
+/// It gets no copy.
+const FILLER: &str = "b/filler";
+const KEPT: [&str; 2] = ["--rule", "filler=keep"];
+
+/// Directories of the store: `b` is for what fills a tier.
+fn directories(pool: &Pool) {
+    ["a", "b"].iter().for_each(|dir| fs::create_dir(pool.store().join(dir)).unwrap());
+}
+
+/// A member that is full takes no copy: the next one is asked, also for a small file.
+#[test]
+fn close_asks_the_next_member_if_one_is_full() {
+    let Some(mut pool) = Pool::start("close-full", 0) else { return };
+    directories(&pool);
+    let options = [&AT_CLOSE[..], &LATE, &KEPT].concat();
+    pool.mount_one(&[&["--pool-lease", "6s"], &options[..]].concat());
+    (1..3).for_each(|_| pool.mount_one(&options));
+    let two = pool.member(2).to_owned();
+    fill(&pool, 0);
+    for number in 0..8 {
+        let dir = two.join(format!("a/dir{number}"));
+        fs::create_dir(&dir).unwrap();
+        let took = closing(written(&dir.join("file"), b"small")).join().unwrap();
+        assert!(took < Duration::from_secs(10), "{took:?}");
+    }
+    pool.end();
+}
+
+/// A copy that cannot be replaced stays. The status does not count it for what was written since.
+#[test]
+fn copy_that_cannot_be_replaced_stays() {
+    let Some(mut pool) = Pool::start("close-refused", 0) else { return };
+    directories(&pool);
+    let options = [&AT_CLOSE[..], &LATE, &KEPT].concat();
+    pool.mount_one(&[&["--pool-lease", "6s"], &options[..]].concat());
+    pool.mount_one(&options);
+    let (zero, one) = (pool.member(0).to_owned(), pool.member(1).to_owned());
+    let mut file = written(&one.join("a/file"), b"first");
+    close(file.try_clone().unwrap());
+    assert_eq!(of_member(&pool, 1)["single_copy_files"], 0);
+    fill(&pool, 0);
+    file.write_all(b" and second").unwrap();
+    let duplicate = file.try_clone().unwrap();
+    let second = std::thread::spawn(move || drop(duplicate));
+    eventually("the status says so", || of_member(&pool, 1)["single_copy_files"] == 1);
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(!second.is_finished());
+    lose_machine(&mut pool);
+    eventually("the content of the first close is there", || read(zero.join("a/file")) == Some(b"first".to_vec()));
+    second.join().unwrap();
+    drop(file);
+    pool.end();
+}
+
+/// A holder that leaves is replaced, also while the file is open.
+#[test]
+fn content_at_a_close_is_copied_again_when_its_holder_leaves() {
+    let Some(mut pool) = pool("close-leaves", 3) else { return };
+    let (zero, two) = (pool.member(0).to_owned(), pool.member(2).to_owned());
+    let files: Vec<_> = (0..6).map(|number| two.join(format!("dir{number}"))).collect();
+    let kept: Vec<_> = files
+        .iter()
+        .map(|dir| {
+            fs::create_dir(dir).unwrap();
+            let file = written(&dir.join("file"), b"content");
+            close(file.try_clone().unwrap());
+            file
+        })
+        .collect();
+    assert_eq!(of_member(&pool, 2)["single_copy_files"], 0);
+    let left = pool.try_end(1, "60s");
+    assert!(left.status.success(), "{left:?}");
+    eventually("the other member has the copies", || {
+        let members = pool.asked(0, "members")["members"].as_array().map(Vec::len);
+        members == Some(2) && of_last(&pool)["single_copy_files"] == 0
+    });
+    lose_machine(&mut pool);
+    for number in 0..6 {
+        let path = zero.join(format!("dir{number}/file"));
+        eventually("the content of the close is there", || read(&path) == Some(b"content".to_vec()));
+    }
+    drop(kept);
+    pool.has_left(1);
+    pool.end();
+}
+
+/// The last one of two that are left.
+fn of_last(pool: &Pool) -> serde_json::Value {
+    let mut command = pool.command_at(2, "status", &["--json"]);
+    let output = command.arg(pool.member(2)).output().unwrap();
+    let status = serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap();
+    status[0]["pool"]["members"][1].clone()
+}
+
 /// What a duplicate has written after a close is copied when the file is sealed. If nothing was, it costs nothing more.
 #[test]
 fn copy_of_a_close_is_replaced_only_by_what_was_written_since() {
@@ -158,9 +257,8 @@ fn copy_of_a_close_is_replaced_only_by_what_was_written_since() {
     };
     let before = sent(&pool);
     fs::write(one.join("own/whole"), bytes(8 * MIB as usize, 1)).unwrap();
-    assert_eq!(of_member(&pool, 1)["single_copy_files"], 0);
     // (The comparison after the last close has been.)
-    std::thread::sleep(Duration::from_millis(500));
+    all_have_copies(&pool, 1);
     let cost = sent(&pool) - before;
     eprintln!("{cost} bytes were sent for a copy of {}", 8 * MIB);
     assert!((8 * MIB..8 * MIB + 200_000).contains(&cost), "{cost}");
@@ -172,7 +270,6 @@ fn copy_of_a_close_is_replaced_only_by_what_was_written_since() {
     let mut changed = bytes(100_000, 2);
     changed[50_000..51_000].copy_from_slice(&bytes(1_000, 9));
     all_have_copies(&pool, 1);
-    std::thread::sleep(Duration::from_secs(1));
     lose_machine(&mut pool);
     for (name, content) in [("own/whole", bytes(8 * MIB as usize, 1)), ("own/changed", changed)] {
         eventually("the last content is there", || read(zero.join(name)) == Some(content.clone()));
@@ -192,6 +289,12 @@ fn close_waits_for_a_member_that_can_have_the_copy() {
     let more: Vec<_> = (0..100).map(|number| closing(written(&zero.join(format!("a/{number}")), b"content"))).collect();
     std::thread::sleep(Duration::from_secs(1));
     assert!(of_member(&pool, 0)["single_copy_files"].as_u64() >= Some(101));
+    // What has no name any more needs no copy.
+    let removed = closing(written(&zero.join("a/removed"), b"content"));
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!removed.is_finished());
+    fs::remove_file(zero.join("a/removed")).unwrap();
+    assert!(removed.join().unwrap() < Duration::from_secs(10));
     assert!(!begun.is_finished() && !more.iter().any(|one| one.is_finished()) && child.try_wait().unwrap().is_none());
     child.kill().unwrap();
     eventually("the program ends", || child.try_wait().unwrap().is_some());

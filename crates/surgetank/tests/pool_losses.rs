@@ -360,3 +360,31 @@ fn what_a_lost_member_left_replaces_nothing_when_it_comes_back() {
     assert_eq!(fs::read_to_string(pool.member(0).join("a/new")).unwrap(), "again");
     eventually("it is in the store", || read(pool.store().join("a/new")) == Some(b"again".to_vec()));
 }
+
+/// Both living nodes say since when the lost node's own work may be undone, whichever of them has asked it. Their exit codes
+/// stay 0.
+#[test]
+fn verdict_says_since_when_the_lost_nodes_own_work_may_be_undone() {
+    let Some(mut pool) = Pool::start("undone", 0) else { return };
+    pool.mount_one(&["--pool-lease", "6s"]);
+    pool.mount_one(&[]);
+    pool.mount_one(&["--quiet-period", "24h"]);
+    let begun = Instant::now();
+    fs::write(pool.member(2).join("own"), "of the lost node").unwrap();
+    // (Each member asks the next one every 5 s.)
+    std::thread::sleep(Duration::from_millis(6500));
+    lose_last(&mut pool);
+    for number in 0..2 {
+        let mut command = pool.command_at(number, "wait", &[]);
+        let output = command.arg(pool.member(number)).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{text}");
+        assert!(text.contains("perhaps undone: what own programs of lost nodes did last: 1"), "{text}");
+        let line = text.lines().find(|line| line.contains("member 3 of the pool")).unwrap_or_else(|| panic!("{text}"));
+        let ago = line.split(" UTC, ").nth(1).and_then(|rest| rest.strip_suffix(" s ago"));
+        let ago = Duration::from_secs(ago.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{line}")));
+        let (least, most) = (begun.elapsed() - Duration::from_secs(1), begun.elapsed() + Duration::from_secs(2));
+        assert!((least..most).contains(&ago), "{line}: {least:?} to {most:?}");
+    }
+    pool.end();
+}

@@ -430,6 +430,11 @@ impl Questions {
         })
     }
 
+    /// How long the oldest change waits for the store. `None`: the store has all.
+    pub fn oldest_age(&self) -> Option<Duration> {
+        self.metadata.read_tree().ops.values().map(|op| op.queued.elapsed()).max()
+    }
+
     /// The operations that wait for the store now.
     pub fn waiting(&self) -> Waiting {
         let tree = self.metadata.read_tree();

@@ -146,7 +146,8 @@ impl Replicas {
     pub fn closes(&self, id: FileId, moment: u64) -> io::Result<bool> {
         let metadata = &self.files.metadata;
         let _inode = metadata.lock_inode(id);
-        let Some(open) = metadata.open_of(id) else { return Ok(false) };
+        // (It may have lost its name meanwhile, or its rule may be another one.)
+        let Some(open) = metadata.open_of(id).filter(|_| self.are_made_at_close(id)) else { return Ok(false) };
         let content = open.content();
         if !matches!(content.location, Location::Tier(_)) || self.files.syncs.is_published(id, &content.file) {
             return Ok(false);
@@ -234,6 +235,7 @@ impl Replicas {
     /// Each file with a copy was named ([`Self::has_copy`]).
     pub fn are_known(&self) {
         self.files.metadata.copies_unknown.store(false, Ordering::SeqCst);
+        self.known_closes().retain(|_, close| close.moment != u64::MAX);
     }
 
     /// Another member has a copy of the file, or this one of content that is elsewhere.
@@ -243,7 +245,6 @@ impl Replicas {
 
     /// No member has a copy any more.
     pub fn is_alone(&self, id: FileId) {
-        self.known_closes().remove(&id);
         self.files.metadata.copied.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
     }
 

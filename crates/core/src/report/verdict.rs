@@ -48,6 +48,17 @@ pub struct Undelivered {
     pub why: String,
 }
 
+/// A lost node, whose own programs may have lost what they did. No other node has a list of it. Not a failure of this node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Undone {
+    /// Its number in the pool.
+    pub member: u32,
+    /// Where it was: `HOST:PORT`.
+    pub address: String,
+    /// Up to this moment it had everything in the store. `None`: not known.
+    pub since_unix_seconds: Option<u64>,
+}
+
 /// The basis of the exit code.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Verdict {
@@ -67,6 +78,9 @@ pub struct Verdict {
     /// How many of those are still tried. The others have ended without success.
     #[serde(default)]
     pub waiting_operations: u64,
+    /// Lost nodes of the pool, whose own programs may have lost what they did.
+    #[serde(default)]
+    pub perhaps_undone: Listing<Undone>,
     /// Kept by rule `keep`: not in the store, on purpose; not a failure.
     pub kept: Listing<PathText>,
 }
@@ -89,6 +103,7 @@ impl Verdict {
         self.conflicts.add(other.conflicts);
         self.undelivered.add(other.undelivered);
         self.waiting_operations += other.waiting_operations;
+        self.perhaps_undone.add(other.perhaps_undone);
         self.kept.add(other.kept);
     }
 

@@ -85,6 +85,12 @@ pub fn killed() -> bool {
     })
 }
 
+/// The same of a close: the kernel makes it also for a program that a signal has ended already.
+pub fn killed_at_close() -> bool {
+    killed()
+        || BERTH.with(|berth| berth.get().is_some_and(|berth| dying::was_killed(berth.caller.load(Ordering::Relaxed))))
+}
+
 /// A request that is being served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Current {

@@ -307,6 +307,11 @@ pub enum Ask {
         member: u32,
         temporaries: String,
     },
+    /// Up to which moment (nanoseconds, Unix) that member had everything in the store, as far as the receiver knows:
+    /// [`Answer::Count`]; 0: not known.
+    StoredUntil {
+        member: u32,
+    },
     /// Names that were lost with a member have been made again.
     MadeAgain {
         paths: Vec<Vec<u8>>,
@@ -354,6 +359,7 @@ impl Ask {
                 | Self::Leave { .. }
                 | Self::Removed { .. }
                 | Self::LostWith { .. }
+                | Self::StoredUntil { .. }
                 | Self::MadeAgain { .. }
                 | Self::Hold(_)
         )

@@ -440,6 +440,7 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         | Ask::Leave { .. }
         | Ask::Removed { .. }
         | Ask::LostWith { .. }
+        | Ask::StoredUntil { .. }
         | Ask::MadeAgain { .. }
         | Ask::Hold(_) => Err(Errno::OPNOTSUPP),
         Ask::HomeOf { node } => Ok(Answer::Home(homes::of(&*of.node(*node)?.fd)?.0)),

@@ -282,7 +282,10 @@ impl Link {
         let (Some(caller), Ok(body)) = (self.caller.get(), postcard::to_stdvec(call)) else {
             return Err(NoAnswer::NoProcess);
         };
-        *hold(&self.counts).entry(member).or_default() += 1;
+        // (Programs cause the others.)
+        if !matches!(call.ask, Ask::Report) {
+            *hold(&self.counts).entry(member).or_default() += 1;
+        }
         let mut goes_on = |waits| !self.is_over() && patient(waits);
         let answer = caller.call(MemberId(member), once, &body, &mut goes_on).map_err(|why| match why {
             CallFailed::Gone => NoAnswer::Gone,

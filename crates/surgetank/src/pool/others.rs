@@ -4,6 +4,7 @@
 
 pub mod contents;
 pub mod reports;
+pub mod stored;
 pub mod written;
 
 use std::io;
@@ -21,6 +22,7 @@ use surgetank_types::clock::tick;
 use super::call::{Answer, Ask, Call};
 use super::link::Link;
 use reports::Report;
+use stored::Stored;
 use written::Written;
 
 /// How often members are asked without a need, so that little counts as lost if one is.
@@ -78,6 +80,8 @@ struct Other {
 pub struct Others {
     link: Arc<Link>,
     pub written: Arc<Written>,
+    /// Up to when the others had everything in the store.
+    pub stored: Stored,
     /// How much was put back when that was last looked at.
     puts_seen: AtomicU64,
 }
@@ -88,7 +92,7 @@ impl Others {
         if link.had_earlier() {
             written.had_earlier();
         }
-        Self { link, written: Arc::new(written), puts_seen: AtomicU64::new(0) }
+        Self { link, written: Arc::new(written), stored: Stored::default(), puts_seen: AtomicU64::new(0) }
     }
 
     /// Asks each member how far the changes of this node's programs are there.
@@ -169,6 +173,7 @@ impl Others {
 
     /// Adds what other members have not put into the store, and what is lost with them.
     pub fn with_verdict(&self, verdict: &mut Verdict, wish: &Wish) {
+        self.stored.with_verdict(&self.link, verdict);
         for other in self.asked(wish) {
             let name = if other.address.is_empty() {
                 format!("member {} of the pool", other.member)
@@ -198,6 +203,7 @@ impl Others {
             loop {
                 thread::sleep(LOOK_EVERY);
                 let Some(others) = others.upgrade() else { return };
+                others.stored.look_at_next(&others.link);
                 for member in others.written.members() {
                     let wish = Wish { begins: false, at_most_ms: 0, paths: Vec::new() };
                     drop(others.drained_at(member, &wish));

@@ -80,6 +80,11 @@ impl Record {
         earlier.moment != 0 && !self.is_of_content_of(earlier) && self.is_of_version_of(earlier)
     }
 
+    /// May this be the new record of a copy that has had that one? (It is not if the copy is of a later close.)
+    pub fn may_be_said_of(&self, known: &Self) -> bool {
+        self.version == known.version && (self.moment == 0 || self.moment >= known.moment && known.moment != 0)
+    }
+
     /// The name and rights of this record, and the content of that one.
     pub fn with_content_of(&self, earlier: &Self) -> Self {
         let Self { moment, size_bytes, times, .. } = *earlier;
@@ -245,8 +250,18 @@ impl Copies {
     pub fn says(&self, record: Record, member: u32, attempt: u64) {
         let mut all = self.hold();
         let holder = all.get_mut(&record.number).and_then(|entry| entry.holders.get_mut(&member));
-        if let Some(holder) = holder.filter(|holder| holder.made < attempt && holder.has.is_some()) {
+        let is_of_it = |holder: &Holder| holder.has.as_ref().is_some_and(|has| record.may_be_said_of(has));
+        if let Some(holder) = holder.filter(|holder| holder.made < attempt && is_of_it(holder)) {
             holder.has = Some(record);
+        }
+    }
+
+    /// The member may not have the copy that it had when this message began: it is to drop what it has.
+    pub fn is_in_doubt(&self, number: u64, member: u32, attempt: u64) {
+        let mut all = self.hold();
+        let holder = all.get_mut(&number).and_then(|entry| entry.holders.get_mut(&member));
+        if let Some(holder) = holder.filter(|holder| holder.made < attempt) {
+            holder.has = None;
         }
     }
 

@@ -4,7 +4,8 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::Path;
 
-use surgetank_core::report::{Holder, Listing, Verdict};
+use surgetank_core::report::{Holder, Listing, Undone, Verdict};
+use surgetank_types::clock;
 use surgetank_types::error::Error;
 
 use crate::agent::commands::Commands;
@@ -78,6 +79,15 @@ fn with(label: &str, value: impl Display) -> String {
     if value.is_empty() { value } else { format!("{label}{value}") }
 }
 
+fn undone_line(undone: &Undone) -> String {
+    let (name, secs) =
+        (format!("member {} of the pool ({})", undone.member, undone.address), undone.since_unix_seconds);
+    let Some(since) = secs else { return format!("{name}, since an unknown moment") };
+    let (of_day, ago) = (since % 86_400, u64::try_from(clock::now().secs()).unwrap_or(0).saturating_sub(since));
+    let (hours, minutes, rest) = (of_day / 3600, of_day % 3600 / 60, of_day % 60);
+    format!("{name}, since {hours:02}:{minutes:02}:{rest:02} UTC, {} ago", seconds(ago))
+}
+
 /// Everything in a verdict that a person has to know; empty if every file is durable and none is kept.
 pub fn verdict_lines(verdict: &Verdict) -> Vec<String> {
     let mut out = Vec::new();
@@ -94,6 +104,7 @@ pub fn verdict_lines(verdict: &Verdict) -> Vec<String> {
     list(&mut out, &verdict.undelivered, "not applied to the store", |entry| {
         format!("{}{}", entry.operation, with(": ", &entry.why))
     });
+    list(&mut out, &verdict.perhaps_undone, "perhaps undone: what own programs of lost nodes did last", undone_line);
     list(&mut out, &verdict.kept, "NOT in the store (rule `keep`)", ToString::to_string);
     out
 }

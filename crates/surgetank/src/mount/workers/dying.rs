@@ -13,6 +13,28 @@ pub(super) fn is_dying(thread: u32) -> bool {
     will_die(&status)
 }
 
+/// Has a signal ended the thread, so that the kernel closes its files? It has no pending signal then.
+pub(super) fn was_killed(thread: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{thread}/stat")).unwrap_or_default();
+    has_died(&stat)
+}
+
+fn has_died(stat: &str) -> bool {
+    const EXITING: u64 = 4;
+    const OF_SIGNAL: u64 = 0x7f;
+    // (The name of the program may have any character.)
+    let fields: Vec<u64> = stat
+        .trim_end()
+        .rsplit(')')
+        .next()
+        .unwrap_or_default()
+        .split(' ')
+        .map(|field| field.parse().unwrap_or(0))
+        .collect();
+    let (flags, code) = (fields.get(7), fields.get(50));
+    flags.is_some_and(|flags| flags & EXITING != 0) && code.is_some_and(|code| code & OF_SIGNAL != 0)
+}
+
 /// Signals whose default action does not end the process.
 const HARMLESS: [i32; 8] = [
     libc::SIGCHLD,
@@ -73,5 +95,21 @@ mod tests {
         ];
         assert!(dies.iter().all(|status| will_die(status)) && !lives.iter().any(|status| will_die(status)));
         assert!(!is_dying(0) && !is_dying(std::process::id()));
+    }
+
+    #[test]
+    fn thread_that_a_signal_has_ended_is_distinguished_from_one_that_exits() {
+        let stat = |flags: u64, code: u64| format!("7 (a) b 1) Z 1 7 7 0 -1 {flags} {}{code}\n", "0 ".repeat(42));
+        assert!(has_died(&stat(0x40_0004, 9)) && has_died(&stat(4, 139)));
+        assert!(!has_died(&stat(4, 0)) && !has_died(&stat(4, 9 << 8)) && !has_died(&stat(0, 9)) && !has_died(""));
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        assert!(!was_killed(child.id()));
+        child.kill().unwrap();
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while !was_killed(child.id()) {
+            assert!(std::time::Instant::now() < until, "the kernel says something else");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        child.wait().unwrap();
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! The owner of the name makes the copies. A program's member asks it, and the close waits.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::OFlags;
@@ -20,39 +20,55 @@ use super::super::call::Ask;
 use super::super::export::homes::WAITS;
 use super::remote::Remote;
 use super::{PATIENCE, Router, copies, homes, lengths};
-use crate::mount::{Filesystem, Opened};
+use crate::mount::{Filesystem, Opened, killed_at_close};
 
-/// Open files of other members' names whose closes wait, by handle. (An agent before this one may have known others.)
+/// Open files whose closes wait, by handle: the process that has opened each. 0: they do not wait. (Of files that an earlier agent
+/// has opened it is not known.)
 #[derive(Default)]
-pub(super) struct Closing(Mutex<HashSet<u64>>);
+pub(super) struct Closing(Mutex<HashMap<u64, u32>>);
 
 impl Closing {
-    fn hold(&self) -> MutexGuard<'_, HashSet<u64>> {
+    fn hold(&self) -> MutexGuard<'_, HashMap<u64, u32>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// The process of a thread. A thread in another namespace of processes is one of its own.
+fn process_of(thread: u32) -> u32 {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
+    process.unwrap_or(thread)
+}
+
 /// A file whose name is here was opened: the kernel is to report its closes if they wait.
-pub(super) fn opened<F: Filesystem>(router: &Router<F>, id: u64, opened: Opened) -> Opened {
+pub(super) fn opened<F: Filesystem>(router: &Router<F>, caller: &Caller, id: u64, opened: Opened) -> Opened {
     let fh = homes::at_name(opened.fh).map_or(opened.fh, |(_, handle)| handle);
     let waits = router.namespace.homes.writes(fh) && router.namespace.replicas.are_made_at_close(FileId(id));
-    Opened { no_flush: opened.no_flush && !waits, ..opened }
+    keep(router, caller, opened, waits)
 }
 
 /// The same of a file whose name is at another member.
-pub(super) fn opened_there<F: Filesystem>(router: &Router<F>, opened: Opened, flags: OFlags, waits: bool) -> Opened {
-    if !waits || flags & OFlags::ACCMODE == OFlags::RDONLY {
-        return opened;
+pub(super) fn opened_there<F: Filesystem>(
+    router: &Router<F>,
+    caller: &Caller,
+    opened: Opened,
+    flags: OFlags,
+    waits: bool,
+) -> Opened {
+    if flags & OFlags::ACCMODE == OFlags::RDONLY { opened } else { keep(router, caller, opened, waits) }
+}
+
+fn keep<F: Filesystem>(router: &Router<F>, caller: &Caller, opened: Opened, waits: bool) -> Opened {
+    if waits || router.link.had_earlier() {
+        let process = if waits { process_of(caller.pid) } else { 0 };
+        router.closing.hold().insert(opened.fh, process);
     }
-    router.closing.hold().insert(opened.fh);
-    Opened { no_flush: false, ..opened }
+    Opened { no_flush: opened.no_flush && !waits, ..opened }
 }
 
 /// The last descriptor has ended.
 pub(super) fn released<F: Filesystem>(router: &Router<F>, fh: u64) {
-    if Remote::handle(fh).is_some() || homes::at_name(fh).is_some() {
-        router.closing.hold().remove(&fh);
-    }
+    router.closing.hold().remove(&fh);
 }
 
 /// The value that says to a peer where the content of a file is, and whether its closes wait.
@@ -71,10 +87,19 @@ pub(super) fn home_of<F: Filesystem>(router: &Router<F>, caller: &Caller, id: u6
 /// A program closes a descriptor. Errors: EIO, as many members as are to have the file could not get it in time; it is here, and is
 /// copied later.
 pub(super) fn closes<F: Filesystem>(router: &Router<F>, caller: &Caller, id: u64, fh: u64) -> FsResult<()> {
+    let known = router.closing.hold().get(&fh).copied();
+    // A child has duplicates of all descriptors, and closes them when it ends, or starts another program: that says nothing.
+    let waits = match known {
+        None => router.link.had_earlier(),
+        Some(0) => false,
+        Some(process) => process == process_of(caller.pid),
+    };
+    if !waits {
+        return Ok(());
+    }
     match homes::at_name(fh).or_else(|| Remote::handle(fh)) {
         Some((owner, handle)) if owner != router.link.member() => {
-            let may_wait = router.closing.hold().contains(&fh) || router.link.had_earlier();
-            if may_wait { router.on_handle(caller, owner, Ask::Flush { handle }) } else { Ok(()) }
+            router.on_handle(caller, owner, Ask::Flush { handle })
         }
         Some((_, handle)) => closes_name(router, caller, id, handle),
         None => closes_name(router, caller, id, fh),
@@ -91,11 +116,18 @@ fn closes_name<F: Filesystem>(router: &Router<F>, caller: &Caller, id: u64, fh: 
         return Ok(());
     }
     let until = tick() + PATIENCE;
-    lengths::bring(router, id, fh);
-    while replicas.closes(FileId(id), copies::next_attempt(router))? {
-        // (Otherwise another program has opened it for writing meanwhile.)
-        if copies::copy_now(router, id, until) && replicas.sealed(FileId(id)).is_some() {
-            break;
+    loop {
+        if lengths::bring(router, id, fh, true) {
+            if !replicas.closes(FileId(id), copies::next_attempt(router))? {
+                return Ok(());
+            }
+            // (Otherwise another program has opened it for writing meanwhile.)
+            if copies::copy_now(router, id, until) && replicas.sealed(FileId(id)).is_some() {
+                return Ok(());
+            }
+        }
+        if killed_at_close() {
+            return Err(Errno::INTR.into());
         }
         if let Err(fault) = router.pause(until) {
             if fault.errno == Errno::IO {
@@ -104,5 +136,4 @@ fn closes_name<F: Filesystem>(router: &Router<F>, caller: &Caller, id: u64, fh: 
             return Err(fault);
         }
     }
-    Ok(())
 }

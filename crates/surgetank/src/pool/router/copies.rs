@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use surgetank_types::clock::{tick, uptime};
 use surgetank_types::error::FsResult;
 use surgetank_types::model::{Caller, FileId};
@@ -26,7 +27,7 @@ use super::adopt::Names;
 use super::lengths::end_name;
 use super::{PATIENCE, Router, held, sending};
 use crate::mount::request::ReleaseFlags;
-use crate::mount::{Filesystem, Opened};
+use crate::mount::{Filesystem, Opened, killed_at_close};
 
 /// Closed files are taken together so long.
 const TOGETHER: Duration = Duration::from_millis(20);
@@ -98,10 +99,10 @@ impl Outgoing {
     }
 
     /// A thread of a program copies this file. `false`: another one does, and goes on.
-    fn takes(&self, number: u64, until: Instant) -> bool {
+    fn takes(&self, number: u64, patient: &dyn Fn() -> bool) -> bool {
         let mut queue = self.queue();
         while !queue.busy.insert(number) {
-            if tick() >= until {
+            if !patient() {
                 return false;
             }
             queue = self.news.wait_timeout(queue, TOGETHER).unwrap_or_else(PoisonError::into_inner).0;
@@ -153,10 +154,11 @@ impl Outgoing {
 
 /// Copies the file in the thread of a program. Returns whether as many members as are to have it have it.
 pub(super) fn copy_now<F: Filesystem>(router: &Router<F>, number: u64, until: Instant) -> bool {
-    if await_known(router).is_err() || !router.outgoing.takes(number, until) {
+    let patient = || tick() < until && !killed_at_close();
+    if !router.outgoing.are_known.load(Ordering::Acquire) || !router.outgoing.takes(number, &patient) {
         return false;
     }
-    let have = sending::copy(router, number);
+    let have = sending::copy(router, number, &patient);
     router.outgoing.has_copied(number);
     have
 }
@@ -179,7 +181,7 @@ pub(super) fn begin<F: Filesystem>(router: &Arc<Router<F>>) {
     for _ in 0..THREADS {
         begun &= spawn(router, "pool-copying", |router| {
             if let Some(number) = router.outgoing.next() {
-                sending::copy(router, number);
+                sending::copy(router, number, &|| true);
                 router.outgoing.has_copied(number);
             }
         });
@@ -322,12 +324,21 @@ pub(super) fn tell<F: Filesystem>(
     hold: Hold,
     until: Instant,
 ) -> Result<Answer, NoAnswer> {
+    tell_while(router, member, hold, &|| tick() < until)
+}
+
+pub(super) fn tell_while<F: Filesystem>(
+    router: &Router<F>,
+    member: u32,
+    hold: Hold,
+    patient: &dyn Fn() -> bool,
+) -> Result<Answer, NoAnswer> {
     if member == router.link.member() {
         return Ok(held::asked(router, member, &hold));
     }
     let call = Call { uid: 0, gid: 0, ask: Ask::Hold(Box::new(hold)) };
     let once = router.link.next_once();
-    let answer = router.link.call(member, &call, Some(once), &mut |_| tick() < until && !router.link.is_over());
+    let answer = router.link.call(member, &call, Some(once), &mut |_| patient() && !router.link.is_over());
     router.link.answered(member, once);
     answer
 }
@@ -453,6 +464,10 @@ fn compare<F: Filesystem>(router: &Router<F>, numbers: &[u64], until: Instant) -
                 }
                 records.into_iter().for_each(|record| copies.says(record, member, attempt));
             }
+            Ok(Answer::Failed(why)) if why == Errno::NOENT.raw_os_error() => {
+                records.iter().for_each(|record| copies.is_in_doubt(record.number, member, attempt));
+                have_learnt = false;
+            }
             _ => have_learnt = false,
         }
     }
@@ -507,12 +522,20 @@ pub fn come_home<F: Filesystem>(router: &Router<F>) -> Vec<FileId> {
 pub fn single_copies<F: Filesystem>(router: &Router<F>) -> (u64, u64) {
     let lost = router.link.lost();
     let me = router.link.member();
+    // (The table may still have one that has left.)
+    let known = router.link.status(LISTING).map(|status| status.members).unwrap_or_default();
+    let is_member = |member: u32| known.is_empty() || known.iter().any(|one| one.member == member);
     let is_alone = |number: u64| {
         let holders = router.outgoing.copies.of(number).unwrap_or_default();
-        let holders = holders.into_iter().filter(|(_, has)| has.is_some()).map(|(member, _)| member);
+        // (A copy of an earlier close does not have what came after it.)
+        let of_now = |has: &Record| {
+            let now = || router.namespace.replicas.sealed(FileId(number));
+            has.moment == 0 || now().is_some_and(|now| Record::of(number, &now).is_of_content_of(has))
+        };
+        let holders = holders.into_iter().filter(|(_, has)| has.as_ref().is_some_and(of_now)).map(|(member, _)| member);
         // (A copy here is one of content that is elsewhere.)
         let is_own = |member: u32| member == me && router.namespace.homes.home_of(FileId(number)).is_none();
-        holders.into_iter().all(|member| lost.contains_key(&member) || is_own(member))
+        holders.into_iter().all(|member| lost.contains_key(&member) || !is_member(member) || is_own(member))
     };
     let undrained = router.namespace.replicas.undrained();
     let single = undrained.into_iter().filter(|(number, _)| is_alone(*number));

@@ -364,12 +364,12 @@ impl<F: Filesystem> Filesystem for Router<F> {
             match self.remote.ask_once(caller, at, Ask::Create { parent: at.node, name, perm, flags: flags_bits })? {
                 Answer::Created { found, handle, waits } => {
                     let opened = Self::opened_there(at.member, handle, flags);
-                    Ok((self.entry(at, &found), closing::opened_there(self, opened, flags, waits)))
+                    Ok((self.entry(at, &found), closing::opened_there(self, caller, opened, flags, waits)))
                 }
                 Answer::CreatedAt { found, handle, home, waits, parent } => {
                     let how = (flags, found.attr.size_bytes == 0);
                     let opened = homes::created_at(self, caller, (at.member, handle), home, how)?;
-                    let opened = closing::opened_there(self, opened, flags, waits);
+                    let opened = closing::opened_there(self, caller, opened, flags, waits);
                     let entry = self.entry(at, &found);
                     // (Where the kernel checks permissions, it asks for them again.)
                     if self.only_ids.is_none() {

@@ -37,13 +37,21 @@ impl<F: Filesystem> Router<F> {
         for _ in 0..TRIES {
             match self.remote.ask_once(caller, at, Ask::Open { node: at.node, flags: flags.bits() })? {
                 Answer::Opened { handle, waits } => {
-                    return Ok(closing::opened_there(self, Self::opened_there(at.member, handle, flags), flags, waits));
+                    return Ok(closing::opened_there(
+                        self,
+                        caller,
+                        Self::opened_there(at.member, handle, flags),
+                        flags,
+                        waits,
+                    ));
                 }
                 Answer::OpenedAt { handle, home, waits } => {
                     match homes::opened_at(self, caller, (at.member, handle), home, flags) {
                         // (The store has it by now.)
                         Err(fault) if homes::is_missing(&fault) => {}
-                        opened => return opened.map(|opened| closing::opened_there(self, opened, flags, waits)),
+                        opened => {
+                            return opened.map(|opened| closing::opened_there(self, caller, opened, flags, waits));
+                        }
                     }
                 }
                 _ => return Err(Errno::PROTO.into()),

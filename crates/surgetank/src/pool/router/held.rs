@@ -138,8 +138,10 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, hold: &Hold)
                     end_part(router, (member, record.number), Some(*attempt));
                     let since = router.held.since();
                     let is_late = since.get(&member).is_some_and(|since| attempt < since);
-                    // (The owner will not know of what is there, unless a later message, or its next agent, has made it.)
-                    if !is_late && router.held.is_latest(record.number, *attempt) {
+                    // (The owner will not know of what is there, unless a later message, or its next agent, has made it. It goes on
+                    // with a copy that this one was to replace.)
+                    let is_replaced = records(router).get(&record.number).is_some_and(|has| record.follows(has));
+                    if !is_late && !is_replaced && router.held.is_latest(record.number, *attempt) {
                         drop_copy(router, record.number);
                     }
                     failed(fault.errno)
@@ -160,8 +162,8 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, hold: &Hold)
                 counts
             };
             gone.iter().filter(|number| counts(number)).for_each(|number| drop_copy(router, *number));
-            let mut ours = records.iter().filter(|record| is_path(&record.path) && counts(&record.number));
-            let said = ours.try_for_each(|record| says(router, record));
+            let ours = records.iter().filter(|record| is_path(&record.path) && counts(&record.number));
+            let said = ours.map(|record| says(router, record)).fold(Ok(()), Result::and);
             match said {
                 // (The owner looks again.)
                 Ok(()) if is_late => failed(Errno::STALE),
@@ -282,11 +284,12 @@ fn note<F: Filesystem>(router: &Router<F>, id: u64, record: &Record) -> FsResult
     Ok(())
 }
 
-/// A copy here is of a file with another name, or other attributes.
+/// A copy here is of a file with another name, or other attributes. Errors: ENOENT, there is none of this version;
+/// ESTALE, it is of a later close.
 fn says<F: Filesystem>(router: &Router<F>, record: &Record) -> FsResult<()> {
-    // (Another version is not here.)
-    if records(router).get(&record.number).is_none_or(|known| known.version != record.version) {
-        return Ok(());
+    let known = records(router).get(&record.number).filter(|known| known.version == record.version).cloned();
+    if !record.may_be_said_of(&known.ok_or(Errno::NOENT)?) {
+        return Err(Errno::STALE.into());
     }
     let homes = &router.namespace.homes;
     let name = name_of(router, record.number);

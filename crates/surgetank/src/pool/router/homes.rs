@@ -74,7 +74,7 @@ pub(super) fn created<F: Filesystem>(
     // (A number from before the pool may be another file's elsewhere.)
     let is_ours = entry.id / FILES_OF_A_MEMBER == u64::from(router.link.member());
     let is_new = by.is_some_and(|member| is_ours && router.namespace.homes.set_home(FileId(entry.id), member));
-    let opened = closing::opened(router, entry.id, opened_name(router, caller, entry.id, flags, opened)?);
+    let opened = closing::opened(router, caller, entry.id, opened_name(router, caller, entry.id, flags, opened)?);
     let is_elsewhere = is_new || router.namespace.homes.home_of(FileId(entry.id)).is_some();
     let attr_ttl = if is_elsewhere { Duration::ZERO } else { entry.attr_ttl };
     Ok((Entry { attr_ttl, ..entry }, opened))
@@ -127,7 +127,7 @@ pub(super) fn open_name<F: Filesystem>(
                     return Err(if homes.is_removed(FileId(id)) { fault } else { Errno::IO.into() });
                 }
             }
-            opened => return opened.map(|opened| closing::opened(router, id, opened)),
+            opened => return opened.map(|opened| closing::opened(router, caller, id, opened)),
         }
     }
 }

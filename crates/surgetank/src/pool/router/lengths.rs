@@ -45,7 +45,7 @@ pub(super) fn end_name<F: Filesystem>(router: &Router<F>, id: u64, fh: u64, flag
     let one = router.lengths.of(id);
     let _one = one.lock().unwrap_or_else(PoisonError::into_inner);
     let homes = &router.namespace.homes;
-    let content = if homes.writes(fh) { bring_size(router, id, fh, true) } else { None };
+    let content = if homes.writes(fh) { bring_size(router, id, fh, (true, true)) } else { None };
     router.namespace.order.close(fh, FileId(id), || router.door.release(id, fh, flags));
     if !homes.is_written(FileId(id)) {
         router.lengths.is_known(id);
@@ -63,25 +63,29 @@ pub(super) fn sync_name<F: Filesystem>(
     id: u64,
     (handle, data_only): (u64, bool),
 ) -> FsResult<()> {
-    bring(router, id, handle);
+    // (If it is not known, the drain waits for it.)
+    let _ = bring(router, id, handle, false);
     router.door.fsync(caller, id, handle, data_only)
 }
 
-/// While a program writes content that is elsewhere: its length is the one here from now on.
-pub(super) fn bring<F: Filesystem>(router: &Router<F>, id: u64, handle: u64) {
-    if router.namespace.homes.is_written(FileId(id)) {
-        let one = router.lengths.of(id);
-        let _one = one.lock().unwrap_or_else(PoisonError::into_inner);
-        bring_size(router, id, handle, false);
+/// While a program writes content that is elsewhere: its length is the one here from now on. `wrote`: its program may have
+/// written. Returns whether it is known.
+pub(super) fn bring<F: Filesystem>(router: &Router<F>, id: u64, handle: u64, wrote: bool) -> bool {
+    let homes = &router.namespace.homes;
+    if homes.home_of(FileId(id)).is_none() || !homes.is_written(FileId(id)) {
+        return true;
     }
+    let one = router.lengths.of(id);
+    let _one = one.lock().unwrap_or_else(PoisonError::into_inner);
+    bring_size(router, id, handle, (wrote, false)).is_some() || homes.home_of(FileId(id)).is_none()
 }
 
-/// Returns the attributes of the content.
-fn bring_size<F: Filesystem>(router: &Router<F>, id: u64, fh: u64, wrote: bool) -> Option<Attr> {
+/// `ends`: the handle does. Returns the attributes of the content.
+fn bring_size<F: Filesystem>(router: &Router<F>, id: u64, fh: u64, (wrote, ends): (bool, bool)) -> Option<Attr> {
     let homes = &router.namespace.homes;
     let member = homes.home_of(FileId(id))?;
     let known = |attr: &Attr| homes.content_is(fh, (attr.size_bytes, attr.mtime), wrote);
-    let announced = if wrote { router.lengths.take_announced(id) } else { None };
+    let announced = if ends { router.lengths.take_announced(id) } else { None };
     let newest = announced.map_or_else(|| attributes_at(router, member, id), Ok);
     match newest.and_then(|attr| known(&attr).map(|()| attr)) {
         Ok(attr) => return Some(attr),

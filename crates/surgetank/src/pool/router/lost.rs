@@ -22,7 +22,7 @@ use surgetank_types::model::{Caller, FileId, Kind};
 use super::super::call::{Answer, Ask, Call};
 use super::super::link::NoAnswer;
 use super::super::others::contents::below;
-use super::super::others::written::Changed;
+use super::super::others::written::{Changed, Written};
 use super::homes::agent;
 use super::{PATIENCE, Router, held, owners};
 use crate::mount::Filesystem;
@@ -373,6 +373,7 @@ fn put_back<F: Filesystem>(router: &Arc<Router<F>>) {
             continue;
         }
         let here: BTreeMap<u64, bool> = homes.contents().into_iter().collect();
+        let mut silent = BTreeSet::new();
         for (number, content) in wanted {
             let path = String::from_utf8_lossy(&content.path).into_owned();
             let is_ours = number / FILES_OF_A_MEMBER == u64::from(lost);
@@ -380,7 +381,11 @@ fn put_back<F: Filesystem>(router: &Arc<Router<F>>) {
                 // (Its owner has said of each change.)
                 None if content.is_directory && content.is_copy => {}
                 // (A program there may still write it.)
-                Some(false) if content.newer_at.is_some_and(|home| has_content(router, home, number)) => continue,
+                Some(false) if content.newer_at.is_some_and(|home| may_have(router, home, number, &mut silent)) => {
+                    continue;
+                }
+                // (It may have been put back from there, and removed, meanwhile.)
+                Some(false) if content.newer_at.is_some() && !is_wanted(written, lost, number) => continue,
                 Some(false) if content.is_copy => {}
                 None if content.is_directory && !router.lost.was_removed(&content.path, router.link.member()) => {}
                 // (A program still writes it.)
@@ -423,10 +428,24 @@ fn put_back<F: Filesystem>(router: &Arc<Router<F>>) {
     }
 }
 
-/// Does the member have content for this file, or may it?
-fn has_content<F: Filesystem>(router: &Router<F>, member: u32, number: u64) -> bool {
+/// May the member have content for this file? `silent`: members that did not answer are not asked again.
+fn may_have<F: Filesystem>(router: &Router<F>, member: u32, number: u64, silent: &mut BTreeSet<u32>) -> bool {
+    if silent.contains(&member) {
+        return true;
+    }
     let call = Call { uid: 0, gid: 0, ask: Ask::HomeAttributes { number } };
     let until = tick() + ANSWER;
-    let answer = router.link.call(member, &call, None, &mut |_| tick() < until && !router.link.is_over());
-    !matches!(answer, Ok(Answer::Failed(_)) | Err(NoAnswer::Gone))
+    match router.link.call(member, &call, None, &mut |_| tick() < until && !router.link.is_over()) {
+        Ok(Answer::Failed(why)) if why == Errno::NOENT.raw_os_error() => false,
+        Err(NoAnswer::Gone) => false,
+        Ok(_) => true,
+        Err(_) => {
+            silent.insert(member);
+            true
+        }
+    }
+}
+
+fn is_wanted(written: &Written, lost: u32, number: u64) -> bool {
+    written.to_put_back(lost).iter().any(|(wanted, _)| *wanted == number)
 }

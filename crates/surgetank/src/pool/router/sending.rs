@@ -20,7 +20,7 @@ use super::super::call::{Answer, Ask, Call};
 use super::super::link::NoAnswer;
 use super::super::replicas::{End, Hold, Record, Sum};
 use super::super::status::MemberStatus;
-use super::copies::{LISTING, next_attempt, tell};
+use super::copies::{LISTING, next_attempt, tell, tell_while};
 use super::homes::agent;
 use super::{PATIENCE, Router, held};
 use crate::mount::Filesystem;
@@ -28,8 +28,9 @@ use crate::mount::Filesystem;
 /// Bytes of one message.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// Copies a file to as many members as are to have it. Returns whether they have it, or need none.
-pub(super) fn copy<F: Filesystem>(router: &Router<F>, number: u64) -> bool {
+/// Copies a file to as many members as are to have it. `patient`: whether a program waits for
+/// it. Returns whether they have it, or need none.
+pub(super) fn copy<F: Filesystem>(router: &Router<F>, number: u64, patient: &dyn Fn() -> bool) -> bool {
     let Some(sealed) = router.namespace.replicas.sealed(FileId(number)) else { return true };
     let wanted = usize::try_from(sealed.wanted).unwrap_or(usize::MAX).saturating_sub(1);
     let record = Record::of(number, &sealed);
@@ -56,10 +57,10 @@ pub(super) fn copy<F: Filesystem>(router: &Router<F>, number: u64) -> bool {
     for (member, is_replaced) in
         earlier.into_iter().map(|one| (one, true)).chain(more.into_iter().map(|one| (one, false)))
     {
-        if holders.len() >= wanted && !is_replaced {
+        if holders.len() >= wanted && !is_replaced || !patient() {
             break;
         }
-        match send(router, number, &sealed, &record, member) {
+        match send(router, &sealed, &record, member, patient) {
             Ok(true) => {
                 holders.insert(member);
             }
@@ -94,13 +95,21 @@ fn differing<F: Filesystem>(
     members.retain(|member| {
         let attempt = next_attempt(router);
         let hold = Hold::Changed { attempt, gone: Vec::new(), records: vec![record.clone()] };
-        let is_same = copies.sum(record.number, *member) == Some(sum)
-            && tell(router, *member, hold, tick() + LISTING) == Ok(Answer::Done);
-        if is_same {
-            copies.says(record.clone(), *member, attempt);
-            holders.insert(*member);
+        if copies.sum(record.number, *member) != Some(sum) {
+            return true;
         }
-        !is_same
+        match tell(router, *member, hold, tick() + LISTING) {
+            Ok(Answer::Done) => {
+                copies.says(record.clone(), *member, attempt);
+                holders.insert(*member);
+                false
+            }
+            Ok(Answer::Failed(why)) if why == Errno::NOENT.raw_os_error() => {
+                copies.is_in_doubt(record.number, *member, attempt);
+                true
+            }
+            _ => true,
+        }
     });
     members
 }
@@ -149,15 +158,15 @@ enum Source {
 /// Sends the content. Returns `false` if the file has changed meanwhile.
 fn send<F: Filesystem>(
     router: &Router<F>,
-    number: u64,
     sealed: &Sealed,
     record: &Record,
     member: u32,
+    patient: &dyn Fn() -> bool,
 ) -> std::io::Result<bool> {
     note_holder(router, member)?;
     let attempt = next_attempt(router);
-    let source = open(router, number, sealed, attempt)?;
-    let sent = send_from(router, (sealed, record), member, &source, attempt);
+    let source = open(router, record.number, sealed, attempt)?;
+    let sent = send_from(router, (sealed, record), member, (&source, attempt), patient);
     if let Source::There { member, .. } = source {
         let close = Call { uid: 0, gid: 0, ask: Ask::CloseMoved { key: key_of(attempt) } };
         let until = tick() + LISTING;
@@ -224,8 +233,8 @@ fn send_from<F: Filesystem>(
     router: &Router<F>,
     (sealed, record): (&Sealed, &Record),
     member: u32,
-    source: &Source,
-    attempt: u64,
+    (source, attempt): (&Source, u64),
+    patient: &dyn Fn() -> bool,
 ) -> std::io::Result<bool> {
     let (replicas, copies, id) = (&router.namespace.replicas, &router.outgoing.copies, FileId(record.number));
     let mut offset = 0;
@@ -252,7 +261,8 @@ fn send_from<F: Filesystem>(
             }
         }
         let piece = Hold::Piece { record: record.clone(), attempt, offset, content, is_last };
-        let answer = tell(router, member, piece, tick() + PATIENCE);
+        let until = tick() + PATIENCE;
+        let answer = tell_while(router, member, piece, &|| tick() < until && patient());
         let is_done = answer == Ok(Answer::Done);
         if is_last {
             // (The member's process says AGAIN for an agent that has not answered, and may do so later.)
