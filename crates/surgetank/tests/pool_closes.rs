@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::fd::IntoRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, kill_process};
 
 use crate::pool::{Pool, run_with};
-use crate::pool_replicas::{all_have_copies, bytes, lose_machine, of_member, read};
+use crate::pool_replicas::{all_have_copies, bytes, lose_machine, of_member, read, try_close};
 use crate::pool_shim;
 use crate::scene::{MIB, eventually};
 
@@ -45,9 +44,7 @@ fn closing(file: File) -> std::thread::JoinHandle<Duration> {
 
 /// Closes, and panics if that fails.
 fn close(file: File) {
-    // SAFETY: the descriptor is owned by `file`, which is not used any more.
-    let ended = unsafe { libc::close(file.into_raw_fd()) };
-    assert_eq!(ended, 0, "{}", std::io::Error::last_os_error());
+    try_close(file).unwrap();
 }
 
 /// It returns when another member has the file, wherever the name and the content are. A file that no other member may have is
@@ -259,6 +256,7 @@ fn copy_of_a_close_is_replaced_only_by_what_was_written_since() {
     fs::write(one.join("own/whole"), bytes(8 * MIB as usize, 1)).unwrap();
     // (The comparison after the last close has been.)
     all_have_copies(&pool, 1);
+    std::thread::sleep(Duration::from_millis(500));
     let cost = sent(&pool) - before;
     eprintln!("{cost} bytes were sent for a copy of {}", 8 * MIB);
     assert!((8 * MIB..8 * MIB + 200_000).contains(&cost), "{cost}");

@@ -372,7 +372,7 @@ fn verdict_says_since_when_the_lost_nodes_own_work_may_be_undone() {
     let begun = Instant::now();
     fs::write(pool.member(2).join("own"), "of the lost node").unwrap();
     // (Each member asks the next one every 5 s.)
-    std::thread::sleep(Duration::from_millis(6500));
+    std::thread::sleep(Duration::from_secs(11));
     lose_last(&mut pool);
     for number in 0..2 {
         let mut command = pool.command_at(number, "wait", &[]);
@@ -383,7 +383,7 @@ fn verdict_says_since_when_the_lost_nodes_own_work_may_be_undone() {
         let line = text.lines().find(|line| line.contains("member 3 of the pool")).unwrap_or_else(|| panic!("{text}"));
         let ago = line.split(" UTC, ").nth(1).and_then(|rest| rest.strip_suffix(" s ago"));
         let ago = Duration::from_secs(ago.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{line}")));
-        let (least, most) = (begun.elapsed() - Duration::from_secs(1), begun.elapsed() + Duration::from_secs(2));
+        let (least, most) = (begun.elapsed() - Duration::from_secs(4), begun.elapsed() + Duration::from_secs(2));
         assert!((least..most).contains(&ago), "{line}: {least:?} to {most:?}");
     }
     pool.end();

@@ -1,8 +1,9 @@
 //! Files of a lost machine that other members have copies of.
 
 use std::collections::BTreeMap;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::Write;
+use std::os::fd::IntoRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -349,6 +350,20 @@ fn content_of_a_lost_home_is_taken_from_the_copy_at_its_owner() {
     assert_eq!(read(pool.store().join("a/0")), Some(bytes(sizes[0], 0)));
 }
 
+/// Closes a file. (Dropping it hides what the close says.)
+pub fn try_close(file: File) -> std::io::Result<()> {
+    // SAFETY: the descriptor is owned by `file`, which is not used any more.
+    let ended = unsafe { libc::close(file.into_raw_fd()) };
+    if ended == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+/// Writes to a file that was opened, and closes it.
+fn put(file: std::io::Result<File>, content: &[u8]) -> std::io::Result<()> {
+    let mut file = file?;
+    file.write_all(content)?;
+    try_close(file)
+}
+
 /// The last content of a name, or `None` if it was removed; and that of a call that failed.
 type Made = BTreeMap<String, Result<Option<Vec<u8>>, ()>>;
 
@@ -377,12 +392,12 @@ fn work(over: &Path, member: usize, rng: &mut fastrand::Rng, made: &mut Made, st
                 made.insert(to, renamed.and(known));
             }
             4 if is_there => {
-                let append = || OpenOptions::new().append(true).open(&path)?.write_all(b"more");
+                let append = || put(OpenOptions::new().append(true).open(&path), b"more");
                 let whole = known.ok().flatten().map(|before| [&before[..], b"more"].concat());
                 made.insert(from, done(append()).map(|()| whole));
             }
             _ => {
-                let make = fs::create_dir_all(over.join(dir)).and_then(|()| fs::write(&path, &content));
+                let make = fs::create_dir_all(over.join(dir)).and_then(|()| put(File::create(&path), &content));
                 made.insert(from, done(make).map(|()| Some(content)));
             }
         }

@@ -430,9 +430,15 @@ impl Questions {
         })
     }
 
-    /// How long the oldest change waits for the store. `None`: the store has all.
-    pub fn oldest_age(&self) -> Option<Duration> {
-        self.metadata.read_tree().ops.values().map(|op| op.queued.elapsed()).max()
+    /// How long the oldest change waits for the store, in milliseconds. 0: the store has all; `u64::MAX`: not known, since
+    /// changes from before `begun`, of an earlier agent, wait.
+    pub fn oldest_age_ms(&self, begun: Instant) -> u64 {
+        let tree = self.metadata.read_tree();
+        let Some(oldest) = tree.ops.values().map(|op| op.queued).min() else { return 0 };
+        if oldest <= begun {
+            return u64::MAX;
+        }
+        u64::try_from(oldest.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1
     }
 
     /// The operations that wait for the store now.

@@ -307,6 +307,9 @@ pub enum Ask {
         member: u32,
         temporaries: String,
     },
+    /// The age of the receiver's oldest change that the store does not have: [`Answer::Count`], milliseconds. 0: it has all;
+    /// `u64::MAX`: not known.
+    OldestAge,
     /// Up to which moment (nanoseconds, Unix) that member had everything in the store, as far as the receiver knows:
     /// [`Answer::Count`]; 0: not known.
     StoredUntil {
@@ -360,6 +363,7 @@ impl Ask {
                 | Self::Removed { .. }
                 | Self::LostWith { .. }
                 | Self::StoredUntil { .. }
+                | Self::OldestAge
                 | Self::MadeAgain { .. }
                 | Self::Hold(_)
         )

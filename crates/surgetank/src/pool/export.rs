@@ -441,6 +441,7 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         | Ask::Removed { .. }
         | Ask::LostWith { .. }
         | Ask::StoredUntil { .. }
+        | Ask::OldestAge
         | Ask::MadeAgain { .. }
         | Ask::Hold(_) => Err(Errno::OPNOTSUPP),
         Ask::HomeOf { node } => Ok(Answer::Home(homes::of(&*of.node(*node)?.fd)?.0)),

@@ -283,7 +283,7 @@ impl Link {
             return Err(NoAnswer::NoProcess);
         };
         // (Programs cause the others.)
-        if !matches!(call.ask, Ask::Report) {
+        if !matches!(call.ask, Ask::OldestAge) {
             *hold(&self.counts).entry(member).or_default() += 1;
         }
         let mut goes_on = |waits| !self.is_over() && patient(waits);

@@ -43,8 +43,6 @@ pub struct Undrained {
     pub single_copy_bytes: u64,
     /// How many files that are.
     pub single_copy_files: u64,
-    /// The age of the oldest change that the store does not have; 0: it has all.
-    pub oldest_ms: u64,
 }
 
 /// What this member says to another one. `None`: its pool's process does not answer.
@@ -78,7 +76,7 @@ pub fn of_all(others: &Others, undrained: Undrained) -> PoolMembers {
     joined(status, &reports)
 }
 
-pub(super) fn asked_of(link: &Link, member: u32, until: std::time::Instant) -> Option<Report> {
+fn asked_of(link: &Link, member: u32, until: std::time::Instant) -> Option<Report> {
     let call = Call { uid: 0, gid: 0, ask: Ask::Report };
     match link.call(member, &call, None, &mut |_| tick() < until) {
         Ok(Answer::Bytes(bytes)) => serde_json::from_slice(&bytes).ok(),

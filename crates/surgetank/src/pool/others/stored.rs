@@ -12,7 +12,6 @@ use surgetank_types::clock::{now, tick};
 
 use super::super::call::{Answer, Ask, Call};
 use super::super::link::Link;
-use super::reports;
 
 /// So long all members that are asked may take.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -49,8 +48,13 @@ impl Stored {
         let members: Vec<u32> = status.members.iter().map(|one| one.member).collect();
         let Some(next) = next_after(link.member(), &members) else { return };
         let asked = nanos();
-        if let Some(report) = reports::asked_of(link, next, tick() + PATIENCE) {
-            self.note(next, asked.saturating_sub(report.undrained.oldest_ms.saturating_mul(1_000_000)));
+        let until = tick() + PATIENCE;
+        let call = Call { uid: 0, gid: 0, ask: Ask::OldestAge };
+        match link.call(next, &call, None, &mut |_| tick() < until) {
+            Ok(Answer::Count(age_ms)) if age_ms != u64::MAX => {
+                self.note(next, asked.saturating_sub(age_ms.saturating_mul(1_000_000)));
+            }
+            _ => {}
         }
     }
 
@@ -73,16 +77,21 @@ impl Stored {
     }
 
     fn of_lost(&self, link: &Link, lost: u32, living: impl Iterator<Item = u32>) -> u64 {
-        let is_asked = || !self.asked.lock().unwrap_or_else(PoisonError::into_inner).insert(lost);
-        if self.of(lost) != 0 || is_asked() {
+        let asked = || self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.of(lost) != 0 || asked().contains(&lost) {
             return self.of(lost);
         }
         let until = tick() + PATIENCE;
+        let mut have_answered = true;
         for member in living {
             let call = Call { uid: 0, gid: 0, ask: Ask::StoredUntil { member: lost } };
-            if let Ok(Answer::Count(nanos @ 1..)) = link.call(member, &call, None, &mut |_| tick() < until) {
-                self.note(lost, nanos);
+            match link.call(member, &call, None, &mut |_| tick() < until) {
+                Ok(Answer::Count(nanos)) => self.note(lost, nanos),
+                _ => have_answered = false,
             }
+        }
+        if have_answered {
+            asked().insert(lost);
         }
         self.of(lost)
     }

@@ -16,28 +16,27 @@ use surgetank_types::clock::tick;
 use surgetank_types::error::FsResult;
 use surgetank_types::model::{Caller, FileId};
 
-use super::super::call::Ask;
+use super::super::call::{Answer, Ask};
 use super::super::export::homes::WAITS;
 use super::remote::Remote;
 use super::{PATIENCE, Router, copies, homes, lengths};
 use crate::mount::{Filesystem, Opened, killed_at_close};
 
-/// Open files whose closes wait, by handle: the process that has opened each. 0: they do not wait. (Of files that an earlier agent
-/// has opened it is not known.)
+/// Open files by handle. `None`: their closes do not wait. Otherwise the process that has opened the file; 0: not known. (Files that
+/// an earlier agent has opened are not here.)
 #[derive(Default)]
-pub(super) struct Closing(Mutex<HashMap<u64, u32>>);
+pub(super) struct Closing(Mutex<HashMap<u64, Option<u32>>>);
 
 impl Closing {
-    fn hold(&self) -> MutexGuard<'_, HashMap<u64, u32>> {
+    fn hold(&self) -> MutexGuard<'_, HashMap<u64, Option<u32>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The process of a thread. A thread in another namespace of processes is one of its own.
+/// The process of a thread. 0: it cannot be seen from here, as in another container.
 fn process_of(thread: u32) -> u32 {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
-    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
-    process.unwrap_or(thread)
+    status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok()).unwrap_or(0)
 }
 
 /// A file whose name is here was opened: the kernel is to report its closes if they wait.
@@ -60,8 +59,7 @@ pub(super) fn opened_there<F: Filesystem>(
 
 fn keep<F: Filesystem>(router: &Router<F>, caller: &Caller, opened: Opened, waits: bool) -> Opened {
     if waits || router.link.had_earlier() {
-        let process = if waits { process_of(caller.pid) } else { 0 };
-        router.closing.hold().insert(opened.fh, process);
+        router.closing.hold().insert(opened.fh, waits.then(|| process_of(caller.pid)));
     }
     Opened { no_flush: opened.no_flush && !waits, ..opened }
 }
@@ -91,15 +89,23 @@ pub(super) fn closes<F: Filesystem>(router: &Router<F>, caller: &Caller, id: u64
     // A child has duplicates of all descriptors, and closes them when it ends, or starts another program: that says nothing.
     let waits = match known {
         None => router.link.had_earlier(),
-        Some(0) => false,
-        Some(process) => process == process_of(caller.pid),
+        Some(None) => false,
+        Some(Some(0)) => true,
+        Some(Some(process)) => [0, process].contains(&process_of(caller.pid)),
     };
     if !waits {
         return Ok(());
     }
     match homes::at_name(fh).or_else(|| Remote::handle(fh)) {
         Some((owner, handle)) if owner != router.link.member() => {
-            router.on_handle(caller, owner, Ask::Flush { handle })
+            let at = Router::<F>::at_handle(owner);
+            match router.remote.ask_unless(caller, at, Ask::Flush { handle }, &killed_at_close) {
+                Ok(Answer::Done) => Ok(()),
+                Ok(_) => Err(Errno::PROTO.into()),
+                Err(fault) if fault.errno == Errno::DEADLK => Err(Errno::INTR.into()),
+                Err(fault) if fault.errno == Errno::STALE => Err(Errno::IO.into()),
+                Err(fault) => Err(fault),
+            }
         }
         Some((_, handle)) => closes_name(router, caller, id, handle),
         None => closes_name(router, caller, id, fh),
@@ -107,8 +113,7 @@ pub(super) fn closes<F: Filesystem>(router: &Router<F>, caller: &Caller, id: u64
 }
 
 fn closes_name<F: Filesystem>(router: &Router<F>, caller: &Caller, id: u64, fh: u64) -> FsResult<()> {
-    let replicas = &router.namespace.replicas;
-    if !router.namespace.homes.writes(fh) || !replicas.are_made_at_close(FileId(id)) {
+    if !router.namespace.homes.writes(fh) || !router.namespace.replicas.are_made_at_close(FileId(id)) {
         return Ok(());
     }
     // (The pool's process has more closes than a member's program, and is to put content back also if there is no other member.)
@@ -117,14 +122,8 @@ fn closes_name<F: Filesystem>(router: &Router<F>, caller: &Caller, id: u64, fh: 
     }
     let until = tick() + PATIENCE;
     loop {
-        if lengths::bring(router, id, fh, true) {
-            if !replicas.closes(FileId(id), copies::next_attempt(router))? {
-                return Ok(());
-            }
-            // (Otherwise another program has opened it for writing meanwhile.)
-            if copies::copy_now(router, id, until) && replicas.sealed(FileId(id)).is_some() {
-                return Ok(());
-            }
+        if lengths::bring(router, id, fh, true) && copies::copy_closed(router, id, until)? {
+            return Ok(());
         }
         if killed_at_close() {
             return Err(Errno::INTR.into());

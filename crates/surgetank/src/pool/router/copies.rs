@@ -22,7 +22,7 @@ use surgetank_types::model::{Caller, FileId};
 
 use super::super::call::{Answer, Ask, Call};
 use super::super::link::{Link, NoAnswer};
-use super::super::replicas::{Copies, Hold, LISTED_MAX, Record};
+use super::super::replicas::{Copies, Hold, LISTED_MAX, Record, Sum};
 use super::adopt::Names;
 use super::lengths::end_name;
 use super::{PATIENCE, Router, held, sending};
@@ -55,6 +55,10 @@ pub(super) struct Outgoing {
     /// Members that the next agent will ask.
     pub(super) noted: Mutex<BTreeSet<u32>>,
     pub(super) attempts: AtomicU64,
+    /// What an earlier agent left is taken in.
+    pub(super) begun: Instant,
+    /// Sums of sealed versions here whose copy could not be replaced yet: they are not read again.
+    pub(super) sums: Mutex<BTreeMap<u64, (u32, Sum)>>,
     /// So many losses were looked at.
     losses: AtomicUsize,
 }
@@ -80,12 +84,20 @@ impl Outgoing {
             unasked: Mutex::new(link.holders().iter().copied().collect()),
             noted: Mutex::default(),
             attempts: AtomicU64::new(start),
+            begun: tick(),
+            sums: Mutex::default(),
             losses: AtomicUsize::new(0),
         }
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same, unless it is to be tried again soon anyway.
+    fn add_unless_later(&self, number: Option<u64>) {
+        let number = number.filter(|number| !self.queue().later.iter().any(|(_, later)| later == number));
+        self.add(number);
     }
 
     fn add(&self, numbers: impl IntoIterator<Item = u64>) {
@@ -152,13 +164,19 @@ impl Outgoing {
     }
 }
 
-/// Copies the file in the thread of a program. Returns whether as many members as are to have it have it.
-pub(super) fn copy_now<F: Filesystem>(router: &Router<F>, number: u64, until: Instant) -> bool {
+/// A program closes the file: copies it, in the thread of the request. Returns whether as many members as are to have it have it, or
+/// it needs no copies. Errors: of the tier.
+pub(super) fn copy_closed<F: Filesystem>(router: &Router<F>, number: u64, until: Instant) -> std::io::Result<bool> {
     let patient = || tick() < until && !killed_at_close();
     if !router.outgoing.are_known.load(Ordering::Acquire) || !router.outgoing.takes(number, &patient) {
-        return false;
+        return Ok(false);
     }
-    let have = sending::copy(router, number, &patient);
+    let replicas = &router.namespace.replicas;
+    // (While no other thread copies the file: a later moment ends the copy of an earlier one.)
+    let have = replicas.closes(FileId(number), next_attempt(router)).map(|needs| {
+        // (It is not as it was if another program has opened it for writing meanwhile.)
+        !needs || sending::copy(router, number, &patient) && replicas.sealed(FileId(number)).is_some()
+    });
     router.outgoing.has_copied(number);
     have
 }
@@ -439,7 +457,7 @@ fn compare<F: Filesystem>(router: &Router<F>, numbers: &[u64], until: Instant) -
                 Some((record, has)) if record.is_of_content_of(has) => Some((record.clone(), has)),
                 Some((record, has)) if record.follows(has) => {
                     // (Of a close. A thread compares it with what is sealed. The next close does so itself.)
-                    router.outgoing.add((record.moment == 0).then_some(*number));
+                    router.outgoing.add_unless_later((record.moment == 0).then_some(*number));
                     Some((record.with_content_of(has), has))
                 }
                 _ => None,
@@ -523,7 +541,7 @@ pub fn single_copies<F: Filesystem>(router: &Router<F>) -> (u64, u64) {
     let lost = router.link.lost();
     let me = router.link.member();
     // (The table may still have one that has left.)
-    let known = router.link.status(LISTING).map(|status| status.members).unwrap_or_default();
+    let known = router.link.status(MEMBERS_EVERY).map(|status| status.members).unwrap_or_default();
     let is_member = |member: u32| known.is_empty() || known.iter().any(|one| one.member == member);
     let is_alone = |number: u64| {
         let holders = router.outgoing.copies.of(number).unwrap_or_default();

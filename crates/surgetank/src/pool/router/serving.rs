@@ -74,6 +74,7 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -
         Ask::Published { needed_nanos } => order::published(router, *needed_nanos),
         Ask::HomeAttributes { number } => attributes_of(router, *number, None),
         Ask::StoredUntil { member } => Answer::Count(router.others.stored.of(*member)),
+        Ask::OldestAge => Answer::Count(router.namespace.questions.oldest_age_ms(router.outgoing.begun)),
         Ask::SumHome { number } => sum_of(router, *number),
         Ask::ChangeHome { number, change } => attributes_of(router, *number, Some(change)),
         Ask::Needs { numbers } => {

@@ -25,7 +25,5 @@ fn undrained(served: &Served) -> Undrained {
     let waiting = served.namespace.questions.waiting();
     let (single_copy_files, single_copy_bytes) =
         served.pool.as_ref().map(|pool| single_copies(pool)).unwrap_or_default();
-    let oldest_ms =
-        served.namespace.questions.oldest_age().map_or(0, |age| u64::try_from(age.as_millis()).unwrap_or(0) + 1);
-    Undrained { bytes: waiting.bytes, operations: waiting.operations, single_copy_bytes, single_copy_files, oldest_ms }
+    Undrained { bytes: waiting.bytes, operations: waiting.operations, single_copy_bytes, single_copy_files }
 }
