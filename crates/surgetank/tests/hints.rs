@@ -125,7 +125,7 @@ P
     drop(ended);
     let log = scene.log();
     for words in [
-        "there is no hint 'mod'; did you mean 'mode'? known are mode, timing, size, tier, pin, prefetch, next_read, replicas, DP",
+        "there is no hint 'mod'; did you mean 'mode'? known are mode, timing, size, tier, pin, prefetch, next_read, replicas, replicas_at, DP",
         "mode: 'kept' is none of keep, copy, move, remove",
         "there is no tier 'gpu'; there are fast, second",
         "pin: '1' is none of true, false",

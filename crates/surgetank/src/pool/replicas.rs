@@ -130,6 +130,8 @@ struct Holder {
     made: u64,
     /// What it has. `None`: in doubt, so it is to drop what it has.
     has: Option<Record>,
+    /// Its copy is whole.
+    is_there: bool,
     /// While its copy is replaced: the one before.
     before: Option<(Record, Option<Sum>)>,
     /// Of the content, if it may be compared with a later one.
@@ -174,7 +176,9 @@ impl Copies {
         }
         entry.is_being_made = true;
         let before = entry.holders.remove(&member).and_then(|holder| Some((holder.has?, holder.sum)));
-        entry.holders.insert(member, Holder { made: attempt, has: Some(record.clone()), before, sum: None });
+        entry
+            .holders
+            .insert(member, Holder { made: attempt, has: Some(record.clone()), is_there: false, before, sum: None });
         true
     }
 
@@ -185,9 +189,9 @@ impl Copies {
             entry.is_being_made = false;
             match (end, entry.holders.get_mut(&member)) {
                 (End::Unknown, Some(holder)) => (holder.has, holder.before) = (None, None),
-                (End::There, Some(holder)) => (holder.sum, holder.before) = (sum, None),
+                (End::There, Some(holder)) => (holder.is_there, holder.sum, holder.before) = (true, sum, None),
                 (End::NotThere, Some(holder)) => match holder.before.take() {
-                    Some((before, sum)) => (holder.has, holder.sum) = (Some(before), sum),
+                    Some((before, sum)) => (holder.is_there, holder.has, holder.sum) = (true, Some(before), sum),
                     None => drop(entry.holders.remove(&member)),
                 },
                 (_, None) => {}
@@ -204,7 +208,7 @@ impl Copies {
     pub fn is_at(&self, record: Record, member: u32) {
         let mut all = self.hold();
         let entry = all.entry(record.number).or_default();
-        entry.holders.insert(member, Holder { made: 0, has: Some(record), before: None, sum: None });
+        entry.holders.insert(member, Holder { made: 0, has: Some(record), is_there: true, before: None, sum: None });
     }
 
     pub fn are_none(&self) -> bool {
@@ -214,6 +218,17 @@ impl Copies {
     /// `None`: there are no copies.
     pub fn of(&self, number: u64) -> Option<Holders> {
         self.hold().get(&number).map(Entry::known)
+    }
+
+    /// The same without copies that are just being made.
+    pub fn whole(&self, number: u64) -> Holders {
+        let all = self.hold();
+        let holders = all.get(&number).into_iter().flat_map(|entry| &entry.holders);
+        let has = |holder: &Holder| {
+            let before = || holder.before.as_ref().map(|(before, _)| before.clone());
+            if holder.is_there { holder.has.clone() } else { before() }
+        };
+        holders.map(|(member, holder)| (*member, has(holder))).collect()
     }
 
     /// The sum of what the member has.
@@ -358,11 +373,14 @@ mod tests {
         let copies = Copies::default();
         let close = |moment: u64| Record { moment, ..record(1, "a") };
         let has = || has(&copies, HERE).flatten().map(|record| record.moment);
+        let whole = || copies.whole(7).remove(&HERE).flatten().map(|record| record.moment);
         assert!(copies.begins(&close(3), HERE, 4));
+        assert_eq!((whole(), copies.whole(8)), (None, Holders::new()), "it may not be there yet");
         copies.ends(7, HERE, End::There, Some([1; 32]), || panic!("it has a copy"));
         assert!(!copies.begins(&close(3), HERE, 5), "it is there");
         for (end, moment, sum) in [(End::NotThere, 3, Some([1; 32])), (End::There, 5, Some([2; 32]))] {
             assert!(copies.begins(&close(5), HERE, 5));
+            assert_eq!(whole(), Some(3), "until the other one is there");
             assert_eq!(copies.sum(7, HERE), None);
             copies.ends(7, HERE, end, Some([2; 32]), || panic!("it has one of them"));
             assert_eq!((has(), copies.sum(7, HERE)), (Some(moment), sum));

@@ -544,7 +544,7 @@ pub fn single_copies<F: Filesystem>(router: &Router<F>) -> (u64, u64) {
     let known = router.link.status(MEMBERS_EVERY).map(|status| status.members).unwrap_or_default();
     let is_member = |member: u32| known.is_empty() || known.iter().any(|one| one.member == member);
     let is_alone = |number: u64| {
-        let holders = router.outgoing.copies.of(number).unwrap_or_default();
+        let holders = router.outgoing.copies.whole(number);
         // (A copy of an earlier close does not have what came after it.)
         let of_now = |has: &Record| {
             let now = || router.namespace.replicas.sealed(FileId(number));
