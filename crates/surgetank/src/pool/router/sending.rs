@@ -28,8 +28,8 @@ use crate::mount::Filesystem;
 /// Bytes of one message.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// Copies a file to as many members as are to have it. `patient`: whether a program waits for
-/// it. Returns whether they have it, or need none.
+/// Copies a file to as many members as are to have it. `patient`: may it go on? Returns whether they
+/// have it, or need none.
 pub(super) fn copy<F: Filesystem>(router: &Router<F>, number: u64, patient: &dyn Fn() -> bool) -> bool {
     let Some(sealed) = router.namespace.replicas.sealed(FileId(number)) else { return true };
     let wanted = usize::try_from(sealed.wanted).unwrap_or(usize::MAX).saturating_sub(1);
@@ -123,8 +123,9 @@ fn sum_of<F: Filesystem>(router: &Router<F>, number: u64, sealed: &Sealed) -> st
         return Ok(sum);
     }
     let sum = read_sum(router, number, sealed)?;
-    // (Of a version that was written meanwhile it is another one's.)
-    if sealed.moment == 0 && router.namespace.replicas.is_still(FileId(number), sealed) {
+    // (Of a close, or of a version that was written meanwhile, it may be another one's.)
+    let is_same = |now: Sealed| sealed.moment == 0 && (now.version, now.moment) == (sealed.version, 0);
+    if router.namespace.replicas.sealed(FileId(number)).is_some_and(is_same) {
         let mut sums = sums();
         if sums.len() >= SOME {
             sums.clear();
