@@ -228,3 +228,66 @@ def test_snakemake_makes_again_what_the_pool_names(pool: Pool) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert results(pool.place / "store").items() <= results(pool.place / "plain").items()
     assert (pool.place / "store/out/sum").exists()
+
+
+# Three lines are for the losses.
+PARSL = r"""
+import json, os, shlex
+import parsl
+from parsl import File, bash_app
+from parsl.config import Config
+from parsl.executors import ThreadPoolExecutor
+from surgetank.workflow.engines.parsl_losses import LostNodes
+
+SHELL = os.environ["ON_A_NODE"]
+
+def job(name, text):
+    return f"{SHELL} -c " + shlex.quote(f"export JOB={name}; set -e; {text}")
+
+@bash_app
+def part(n, outputs=()):
+    return job(f"part{n}", f"seq {n} 7 20000 > {outputs[0]}")
+
+@bash_app
+def ordered(n, inputs=(), outputs=()):
+    return job(f"work{n}", f"sort {inputs[0]} > {outputs[0]}")
+
+@bash_app
+def joined(inputs=(), outputs=()):
+    return job("sum", f"cat {' '.join(map(str, inputs))} > {outputs[0]}")
+
+for name in ("parts", "work", "out"):
+    os.mkdir(name)
+config = Config(
+    executors=[ThreadPoolExecutor(max_threads=2)],
+    usage_tracking=0, run_dir=os.environ["NODES"] + "/runinfo", initialize_logging=False,
+)
+lost = LostNodes(config)
+with parsl.load(config) as kernel:
+    parts = [part(n, outputs=[File(f"parts/{n}")]) for n in range(12)]
+    works = [ordered(n, inputs=[p.outputs[0]], outputs=[File(f"work/{n}")]) for n, p in enumerate(parts)]
+    out = joined(inputs=[w.outputs[0] for w in works], outputs=[File("out/sum")])
+    out.result()
+    lost.finish()
+    names = {app.tid: f"{name}{n}" for name, apps in (("part", parts), ("work", works)) for n, app in enumerate(apps)}
+    with open(os.environ["NODES"] + "/again", "w") as again:
+        json.dump([names.get(number, "sum") for number in lost.again], again)
+"""
+
+
+@NEEDS_MOUNT
+def test_parsl_makes_again_what_is_lost(pool: Pool) -> None:
+    flow_file = pool.place / "flow.py"
+    flow_file.write_text(PARSL)
+    pool.environment["SURGETANK_STATE"] = f"{pool.environment['STATE']}/0"
+    said = pool.run([sys.executable, str(flow_file)])
+    names = [name for _, name in pool.done()]
+    twice = {name for name in names if names.count(name) > 1}
+    again = json.loads((pool.place / "nodes/again").read_text())
+    assert set(again) == twice == pool.lost_outputs(set(names)), said
+    assert twice and len(again) == len(twice) and "runs again" in said
+    store = results(pool.place / "store")
+    assert len(store) == 25
+    for n in range(12):
+        lines = [str(number) for number in range(n, 20001, 7)]
+        assert store[f"parts/{n}"].decode().split() == lines and store[f"work/{n}"].decode().split() == sorted(lines)

@@ -5,6 +5,8 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 
+use serde_json::Value;
+
 use crate::pool::Pool;
 use crate::scene::server::{Server, unmount};
 
@@ -40,8 +42,11 @@ fn all_see(pool: &Pool, name: &str, content: Option<&str>) {
 
 fn drained(pool: &Pool) {
     for member in 0..pool.count() {
-        let waited = pool.command_at(member, "wait", &["--timeout", "60s"]).arg(pool.member(member)).output().unwrap();
+        let mut wait = pool.command_at(member, "wait", &["--timeout", "60s", "--json"]);
+        let waited = wait.arg(pool.member(member)).output().unwrap();
         assert!(waited.status.success(), "{waited:?}");
+        let found: Value = serde_json::from_slice(&waited.stdout).unwrap();
+        assert!(found["durable"] == true && found["verdict"]["not_durable"]["total"] == 0, "{found}");
     }
 }
 

@@ -32,8 +32,35 @@ pub struct Args {
     timeout: Option<u64>,
     #[arg(long, short)]
     quiet: bool,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
+}
+
+/// The result of the verb: what is not durable, or why that is not known.
+#[derive(Debug, Default, serde::Serialize)]
+pub(super) struct Found {
+    pub(super) durable: bool,
+    why_unknown: Option<String>,
+    verdict: Option<Verdict>,
+}
+
+impl Found {
+    /// The agent, or what holds its leftovers, does not answer: no file may count as durable.
+    fn unknown(error: &Error) -> Self {
+        eprintln!("surgetank: {error}");
+        Self { why_unknown: Some(error.to_string()), ..Self::default() }
+    }
+
+    fn not_durable(verdict: Option<Verdict>) -> Self {
+        Self { verdict, ..Self::default() }
+    }
+
+    fn code(&self) -> u8 {
+        if self.durable { exit::OK } else { exit::NOT_DURABLE }
+    }
 }
 
 /// `90s`, `5m`, `1.5h`, `250ms`, or plain seconds.
@@ -56,18 +83,26 @@ pub fn duration_millis(text: &str) -> Result<u64, String> {
 const HELD_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
+    let found = look(program, args)?;
+    if args.json {
+        words::print(&(serde_json::to_string_pretty(&found).map_err(|why| Error::new("JSON").why(why))? + "\n"))?;
+    }
+    Ok(found.code())
+}
+
+fn look(program: &Program<'_>, args: &Args) -> Outcome<Found> {
     let first = args.paths.first().map_or(Path::new("."), PathBuf::as_path);
     let state = state_root(program, &Settings::of_state(args.state.as_ref()))?;
     let begun = clock::tick();
     loop {
         let mut agents = client::survey(&state)?;
         if let Some(error) = agents.silence_over(first)? {
-            return Ok(unknown(&error));
+            return Ok(Found::unknown(&error));
         }
         let Some(mut agent) = agents.serving(first)? else {
             match without_agent(&state, first, &args.paths, args.quiet)? {
-                Ok(code) => return Ok(code),
-                Err(held) if begun.elapsed() >= HELD_TIMEOUT => return Ok(unknown(&held)),
+                Ok(found) => return Ok(found),
+                Err(held) if begun.elapsed() >= HELD_TIMEOUT => return Ok(Found::unknown(&held)),
                 // An agent may have started, or the inspecting process may have ended.
                 Err(_) => continue,
             }
@@ -81,7 +116,7 @@ pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
         let drained = final_drain::follow(&mut agent, &scope, &request, &signals, args.quiet);
         let verdict = match drained {
             Ok(Ok(Drained::Settled(verdict) | Drained::TimedOut(verdict))) => verdict,
-            Ok(Ok(Drained::GaveUp)) => return Ok(exit::NOT_DURABLE),
+            Ok(Ok(Drained::GaveUp)) => return Ok(Found::not_durable(None)),
             // The agent is leaving: its leftovers are the answer.
             Ok(Err(Answer::Error(refusal))) if refusal.kind == RefusalKind::Leaving => {
                 agent.await_exit()?;
@@ -89,7 +124,7 @@ pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
                 continue;
             }
             Ok(Err(other)) => return Err(agent.confused(&other).into()),
-            Err(error) if agent.is_silent() => return Ok(unknown(&error)),
+            Err(error) if agent.is_silent() => return Ok(Found::unknown(&error)),
             Err(error) => {
                 signals.unblock();
                 if client::serving(&state, first)?.is_none() {
@@ -101,35 +136,34 @@ pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
         if !args.quiet || !verdict.is_durable() {
             words::print_verdict(&verdict, &agent.commands());
         }
-        return Ok(code(&verdict));
+        return Ok(Found { durable: verdict.is_durable(), why_unknown: None, verdict: Some(*verdict) });
     }
-}
-
-/// The agent does not answer: no file may count as durable.
-fn unknown(error: &Error) -> u8 {
-    eprintln!("surgetank: {error}");
-    exit::NOT_DURABLE
-}
-
-fn code(verdict: &Verdict) -> u8 {
-    if verdict.is_durable() { exit::OK } else { exit::NOT_DURABLE }
 }
 
 /// No agent serves the path: everything is durable, unless an agent was killed or had leftovers. `Err` within: another
 /// process holds the place, so its leftovers are not known.
-pub(super) fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet: bool) -> Outcome<Result<u8, Error>> {
+pub(super) fn without_agent(
+    state: &Path,
+    path: &Path,
+    paths: &[PathBuf],
+    quiet: bool,
+) -> Outcome<Result<Found, Error>> {
     let path = client::absolute(path)?;
     let root = StateRoot::open_existing(state)?;
     if let Some(dead) = client::dead_mount(&path)? {
         let commands = Commands::of_directory(&dead, state);
         eprintln!("surgetank: {}", words::left_by_killed(&dead, &commands));
+        let mut found = Found::default();
         if let Some(place) = root.and_then(|root| root.place_of(&dead).transpose()).transpose()? {
             match left::look(&place)? {
-                Looked::Dead { audit, .. } => words::print_verdict(&left::of_killed(&audit), &commands),
-                Looked::Held => eprintln!("surgetank: {}", left::held(&place, &dead)),
+                Looked::Dead { audit, .. } => found.verdict = Some(left::of_killed(&audit)),
+                Looked::Held => found = Found::unknown(&left::held(&place, &dead)),
             }
         }
-        return Ok(Ok(exit::NOT_DURABLE));
+        if let Some(verdict) = &found.verdict {
+            words::print_verdict(verdict, &commands);
+        }
+        return Ok(Ok(found));
     }
     for directory in path.ancestors() {
         let Some(root) = &root else { break };
@@ -147,13 +181,14 @@ pub(super) fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet:
             if behind.is_empty() {
                 continue;
             }
-            return Ok(Ok(exit::NOT_DURABLE));
+            return Ok(Ok(Found::not_durable(None)));
         };
         let commands = Commands::at(&place, directory);
         if was_killed {
             eprintln!("surgetank: {}", words::left_by_killed(directory, &commands));
-            words::print_verdict(&left::of_killed(&audit), &commands);
-            return Ok(Ok(exit::NOT_DURABLE));
+            let verdict = left::of_killed(&audit);
+            words::print_verdict(&verdict, &commands);
+            return Ok(Ok(Found::not_durable(Some(verdict))));
         }
         // The note is older than later changes to the tiers.
         let verdict = left::corrected(place.undrained().unwrap_or_default(), &audit);
@@ -162,10 +197,10 @@ pub(super) fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet:
             if !verdict.is_drained() {
                 eprintln!("surgetank: after the cause is fixed, bring it to the store with:\n  {}", commands.run());
             }
-            return Ok(Ok(exit::NOT_DURABLE));
+            return Ok(Ok(Found::not_durable(Some(verdict))));
         }
         if !behind.is_empty() {
-            return Ok(Ok(exit::NOT_DURABLE));
+            return Ok(Ok(Found::not_durable(None)));
         }
     }
     // A user's script deletes the original when this verb says that the copy is safe.
@@ -178,7 +213,7 @@ pub(super) fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet:
     if !quiet {
         eprintln!("surgetank: no agent of yours serves {}, and none left anything undrained", path.display());
     }
-    Ok(Ok(exit::OK))
+    Ok(Ok(Found { durable: true, ..Found::default() }))
 }
 
 #[cfg(test)]

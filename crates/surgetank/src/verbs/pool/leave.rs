@@ -14,7 +14,6 @@ use crate::agent::client::Connection;
 use crate::agent::signals::Signals;
 use crate::agent::wire::{Answer, RefusalKind, Request};
 use crate::verbs::directory::{agent_of, without_pool};
-use crate::verbs::exit;
 use crate::verbs::mount::{Taken, signals, take_away};
 use crate::verbs::outcome::Outcome;
 use crate::verbs::program::{Program, state_root};
@@ -116,8 +115,8 @@ fn of_runs(mut agent: Connection, pool: &str, args: &Args, state: &Path) -> Outc
         std::thread::sleep(LOOK_EVERY);
     }
     let Some(verdict) = verdict else {
-        let code = wait::without_agent(state, over.as_path(), &[], true)?;
-        return Ok(Taken { is_gone: true, is_durable: matches!(code, Ok(exit::OK)), verdict: None });
+        let found = wait::without_agent(state, over.as_path(), &[], true)?;
+        return Ok(Taken { is_gone: true, is_durable: found.is_ok_and(|found| found.durable), verdict: None });
     };
     if !args.quiet || !verdict.is_durable() {
         words::print_verdict(&verdict, &agent.commands());
