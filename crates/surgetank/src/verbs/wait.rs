@@ -39,11 +39,11 @@ pub struct Args {
     state: Option<PathBuf>,
 }
 
-/// The result of the verb: what is not durable, or why that is not known.
+/// The result of the verb: what is not durable, or why there is no list of that.
 #[derive(Debug, Default, serde::Serialize)]
 pub(super) struct Found {
     pub(super) durable: bool,
-    why_unknown: Option<String>,
+    why: Option<String>,
     verdict: Option<Verdict>,
 }
 
@@ -51,11 +51,15 @@ impl Found {
     /// The agent, or what holds its leftovers, does not answer: no file may count as durable.
     fn unknown(error: &Error) -> Self {
         eprintln!("surgetank: {error}");
-        Self { why_unknown: Some(error.to_string()), ..Self::default() }
+        Self { why: Some(error.to_string()), ..Self::default() }
     }
 
-    fn not_durable(verdict: Option<Verdict>) -> Self {
-        Self { verdict, ..Self::default() }
+    fn not_durable(verdict: Verdict) -> Self {
+        Self { verdict: Some(verdict), ..Self::default() }
+    }
+
+    fn because(why: impl Into<String>) -> Self {
+        Self { why: Some(why.into()), ..Self::default() }
     }
 
     fn code(&self) -> u8 {
@@ -116,7 +120,7 @@ fn look(program: &Program<'_>, args: &Args) -> Outcome<Found> {
         let drained = final_drain::follow(&mut agent, &scope, &request, &signals, args.quiet);
         let verdict = match drained {
             Ok(Ok(Drained::Settled(verdict) | Drained::TimedOut(verdict))) => verdict,
-            Ok(Ok(Drained::GaveUp)) => return Ok(Found::not_durable(None)),
+            Ok(Ok(Drained::GaveUp)) => return Ok(Found::because("a signal ended the wait")),
             // The agent is leaving: its leftovers are the answer.
             Ok(Err(Answer::Error(refusal))) if refusal.kind == RefusalKind::Leaving => {
                 agent.await_exit()?;
@@ -136,7 +140,7 @@ fn look(program: &Program<'_>, args: &Args) -> Outcome<Found> {
         if !args.quiet || !verdict.is_durable() {
             words::print_verdict(&verdict, &agent.commands());
         }
-        return Ok(Found { durable: verdict.is_durable(), why_unknown: None, verdict: Some(*verdict) });
+        return Ok(Found { durable: verdict.is_durable(), why: None, verdict: Some(*verdict) });
     }
 }
 
@@ -153,10 +157,10 @@ pub(super) fn without_agent(
     if let Some(dead) = client::dead_mount(&path)? {
         let commands = Commands::of_directory(&dead, state);
         eprintln!("surgetank: {}", words::left_by_killed(&dead, &commands));
-        let mut found = Found::default();
+        let mut found = Found::because(words::left_by_killed(&dead, &commands));
         if let Some(place) = root.and_then(|root| root.place_of(&dead).transpose()).transpose()? {
             match left::look(&place)? {
-                Looked::Dead { audit, .. } => found.verdict = Some(left::of_killed(&audit)),
+                Looked::Dead { audit, .. } => found = Found::not_durable(left::of_killed(&audit)),
                 Looked::Held => found = Found::unknown(&left::held(&place, &dead)),
             }
         }
@@ -176,19 +180,20 @@ pub(super) fn without_agent(
             return Ok(Err(left::held(place, directory)));
         }
         let behind = root.left_behind(directory, place.as_ref())?;
-        words::print_lines(&behind.iter().map(|left| left.message(directory)).collect::<Vec<_>>());
+        let left_behind: Vec<String> = behind.iter().map(|left| left.message(directory)).collect();
+        words::print_lines(&left_behind);
         let (Some(place), Some(Looked::Dead { was_killed, audit })) = (place, looked) else {
             if behind.is_empty() {
                 continue;
             }
-            return Ok(Ok(Found::not_durable(None)));
+            return Ok(Ok(Found::because(left_behind.join("\n"))));
         };
         let commands = Commands::at(&place, directory);
         if was_killed {
             eprintln!("surgetank: {}", words::left_by_killed(directory, &commands));
             let verdict = left::of_killed(&audit);
             words::print_verdict(&verdict, &commands);
-            return Ok(Ok(Found::not_durable(Some(verdict))));
+            return Ok(Ok(Found::not_durable(verdict)));
         }
         // The note is older than later changes to the tiers.
         let verdict = left::corrected(place.undrained().unwrap_or_default(), &audit);
@@ -197,10 +202,10 @@ pub(super) fn without_agent(
             if !verdict.is_drained() {
                 eprintln!("surgetank: after the cause is fixed, bring it to the store with:\n  {}", commands.run());
             }
-            return Ok(Ok(Found::not_durable(Some(verdict))));
+            return Ok(Ok(Found::not_durable(verdict)));
         }
         if !behind.is_empty() {
-            return Ok(Ok(Found::not_durable(None)));
+            return Ok(Ok(Found::because(left_behind.join("\n"))));
         }
     }
     // A user's script deletes the original when this verb says that the copy is safe.
@@ -210,10 +215,11 @@ pub(super) fn without_agent(
             return Err(Failure::usage(error.remedy("no agent of yours serves it either: is the path right?")));
         }
     }
+    let why = format!("no agent of yours serves {}, and none left anything undrained", path.display());
     if !quiet {
-        eprintln!("surgetank: no agent of yours serves {}, and none left anything undrained", path.display());
+        eprintln!("surgetank: {why}");
     }
-    Ok(Ok(Found { durable: true, ..Found::default() }))
+    Ok(Ok(Found { durable: true, ..Found::because(why) }))
 }
 
 #[cfg(test)]

@@ -77,7 +77,7 @@ fn printed_commands_of_wait_and_scavenge_name_the_store() {
     let waited = scene.verb("wait", &[OVER]).exits(3);
     assert_eq!(waited.all_printed().len(), 1, "{}", waited.stderr);
     let found: Value = serde_json::from_str(&scene.verb("wait", &["--json", OVER]).exits(3).stdout).unwrap();
-    assert_eq!((&found["durable"], &found["why_unknown"]), (&Value::Bool(false), &Value::Null));
+    assert_eq!((&found["durable"], &found["why"]), (&Value::Bool(false), &Value::Null));
     assert!(found["verdict"]["not_durable"]["total"].as_u64() > Some(0), "{found}");
     scene.as_printed(&waited.printed("run")).exits(0);
     is_all_in(STORE);

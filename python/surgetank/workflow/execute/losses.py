@@ -33,38 +33,32 @@ class Losses:
 
     def __init__(self, agent: Agent | None, over: str) -> None:
         self.agent, self.over = agent, over
-        self.in_pool = self._pool() is not None
-        self._known = self.now()[0]
+        pool = self._pool()
+        self.in_pool = pool is not None
+        self._known = _lost(pool)
 
     def are_new(self, *, failed: bool) -> bool:
         """Whether a node was lost since the last call. If tasks have failed, a node that does not answer is awaited."""
         if not self.in_pool:
             return False
-        now = self.settled() if failed else self.now()[0]
-        if not now - self._known:
-            return False
-        self._known |= now
-        return True
-
-    def now(self) -> tuple[frozenset[int], bool]:
-        """The lost nodes, and whether one does not answer."""
-        pool = self._pool() or {}
-        lost_nodes = frozenset(member["member"] for member in pool.get("lost", []))
-        return lost_nodes, any(member["undrained_bytes"] is None for member in pool.get("members", []))
-
-    def settled(self) -> frozenset[int]:
-        """The lost nodes, when each node answers or is lost, and the others have put back what they have."""
         until_s = time.monotonic() + PATIENCE_S
         while True:
-            nodes, silent = self.now()
-            if nodes - self._known:
-                # (Other members learn it a moment later.)
+            pool = self._pool()
+            now = _lost(pool)
+            if now - self._known:
+                self._known |= now
+                # (Other members learn it a moment later, and put back what they have.)
                 time.sleep(SETTLED_S)
-                return nodes
-            if not silent or time.monotonic() > until_s:
-                return nodes
+                return True
+            silent = any(member["undrained_bytes"] is None for member in (pool or {}).get("members", []))
+            if not (failed and silent) or time.monotonic() > until_s:
+                return False
             time.sleep(LOOK_AGAIN_S)
 
     def _pool(self) -> dict[str, Any] | None:
         status = None if self.agent is None else self.agent.status(self.over)
         return (status or {}).get("pool")
+
+
+def _lost(pool: dict[str, Any] | None) -> set[int]:
+    return {member["member"] for member in (pool or {}).get("lost", [])}
