@@ -91,6 +91,7 @@ pub use questions::{Queued, Stuck, Undurable, Waiting, Where};
 pub(crate) use recover::{ORPHANS, Worth, is_damage, went_down, went_down_with, worth};
 pub use recover::{is_spent, keep_copy, unproven_name};
 pub use resolve::{Found, NAME_TTL_MIN};
+pub use xattrs::of_no_user;
 
 /// The components that serve the doors, joined. Each is made of those before it.
 pub struct Namespace {

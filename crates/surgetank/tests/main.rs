@@ -41,6 +41,7 @@ mod pool;
 mod pool_closes;
 mod pool_counts;
 mod pool_crash;
+mod pool_delegations;
 mod pool_directories;
 mod pool_homes;
 mod pool_late;

@@ -195,7 +195,8 @@ impl Homes {
         let uid = rustix::process::geteuid().as_raw();
         let gid = rustix::process::getegid().as_raw();
         let (ino, device) = (OWN_INODE_BASE + id.0, 0);
-        let (size_bytes, blocks, perm, links) = (4096, 8, 0o700, 2);
+        // (Only the pool's process finds it, also as the user of a request.)
+        let (size_bytes, blocks, perm, links) = (4096, 8, 0o711, 2);
         let kind = Kind::Directory;
         let attr =
             Attr { kind, perm, uid, gid, ino, links, size_bytes, blocks, device, atime: now, mtime: now, ctime: now };

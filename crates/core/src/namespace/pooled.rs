@@ -4,9 +4,9 @@
 
 use std::io;
 
-use surgetank_state::{NegativeCache, Op, Tree, file_of, places};
+use surgetank_state::{Inode, Name, NegativeCache, Op, Tree, file_of, places};
 use surgetank_store::{Cred, Store, StorePath};
-use surgetank_types::model::{FileId, Kind, STORE_TEMPORARY_PREFIX};
+use surgetank_types::model::{Attr, FileId, Kind, STORE_TEMPORARY_PREFIX};
 use surgetank_types::sync::Arc;
 use surgetank_types::sync::atomic::Ordering;
 
@@ -28,6 +28,21 @@ pub enum Place {
     Made,
     /// The store has it, at this path.
     OfTheStore(Vec<u8>),
+}
+
+/// A name in a directory that is delegated for reading.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Child {
+    /// The name.
+    pub name: Box<[u8]>,
+    /// The file's number here.
+    pub id: FileId,
+    /// Its type.
+    pub kind: Kind,
+    /// The inode number that programs see.
+    pub ino: u64,
+    /// Its attributes, if only a request of which the pool learns can change them.
+    pub attr: Option<Attr>,
 }
 
 /// Questions of the pool.
@@ -196,6 +211,26 @@ impl Pooled {
         let tree = self.metadata.read_tree();
         let id = tree.entry(dir, name).and_then(surgetank_state::Entry::logical);
         id.and_then(|id| tree.get(id)).is_some_and(|inode| inode.dirty())
+    }
+
+    /// The attributes of a directory, and all its names. `None`: other clients of the store may change it, or it is unknown.
+    pub fn delegable(&self, dir: FileId) -> Option<(Attr, Vec<Child>)> {
+        let tree = self.metadata.read_tree();
+        let inode = tree.get(dir).filter(|inode| inode.is_dir() && inode.logical.is_some() && inode.owned)?;
+        let names = inode.dir.as_ref().filter(|names| names.complete && is_made(&tree, dir))?;
+        let is_settled = |inode: &Inode| {
+            let more = inode.extra.as_ref().is_some_and(|extra| !extra.more_names.is_empty());
+            // (While a program may write it, it is not sealed.)
+            inode.sealed && inode.attr.links == 1 && !more && inode.owned && !inode.may_be_copy()
+        };
+        let child = |(name, id): (&Name, FileId)| {
+            let inode = tree.get(id)?;
+            let attr = (inode.attr.kind != Kind::Directory && is_settled(inode)).then_some(inode.attr);
+            Some(Child { name: Box::from(&**name), id, kind: inode.attr.kind, ino: inode.attr.ino, attr })
+        };
+        let known = names.children.iter().filter_map(|(name, entry)| Some((name, entry.logical()?)));
+        let known = known.filter(|(_, id)| tree.homes != Some(*id));
+        Some((inode.attr, known.filter_map(child).collect()))
     }
 
     /// What the store has at this path.

@@ -31,6 +31,13 @@ const XATTR_VALUE_BYTES_MAX: usize = 65536;
 pub(crate) const CREATE: i32 = 1;
 pub(crate) const REPLACE: i32 = 2;
 
+/// The answer to a question for an attribute whose name does not begin with `user.`.
+pub fn of_no_user(name: &[u8]) -> Errno {
+    // A listing of a directory asks once where there are no labels, and for every file where one has none.
+    let absent = name.starts_with(b"security.") && name != b"security.selinux";
+    if absent { Errno::NODATA } else { Errno::OPNOTSUPP }
+}
+
 /// Extended attributes, the virtual ones among them.
 pub struct ExtendedAttributes {
     queries: Arc<StoreQueries>,
@@ -119,9 +126,7 @@ impl ExtendedAttributes {
     /// The value of an extended attribute. Errors: ENODATA if it is absent, EOPNOTSUPP outside of `user.`, the store.
     pub fn getxattr(&self, id: FileId, name: &[u8]) -> FsResult<Vec<u8>> {
         if !name.starts_with(b"user.") {
-            // A listing of a directory asks once where there are no labels, and for every file where one has none.
-            let absent = name.starts_with(b"security.") && name != b"security.selinux";
-            return Err(if absent { Errno::NODATA } else { Errno::OPNOTSUPP }.into());
+            return Err(of_no_user(name).into());
         }
         if let Some(value) = self.own_attribute(id, name) {
             return value;

@@ -319,6 +319,15 @@ pub enum Ask {
     MadeAgain {
         paths: Vec<Vec<u8>>,
     },
+    /// A read delegation of a directory of the receiver: [`Answer::Delegated`]. `from`: the names after so many.
+    Delegate {
+        node: u64,
+        from: u64,
+    },
+    /// The read delegations of these directories of the asking member end. Done: nothing of them is believed any more.
+    Recall {
+        nodes: Vec<u64>,
+    },
     /// About copies of the asking member's files that the receiver has, or is to have.
     Hold(Box<Hold>),
     /// Remove the old name: [`Answer::Changed`] if the file was written meanwhile.
@@ -365,6 +374,8 @@ impl Ask {
                 | Self::StoredUntil { .. }
                 | Self::OldestAge
                 | Self::MadeAgain { .. }
+                | Self::Delegate { .. }
+                | Self::Recall { .. }
                 | Self::Hold(_)
         )
     }
@@ -523,6 +534,27 @@ pub struct Listed {
     pub name: Box<[u8]>,
 }
 
+/// A directory that the asking member may answer for, until it is recalled.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Delegated {
+    pub attr: Attr,
+    /// In their order.
+    pub names: Vec<DelegatedName>,
+    /// There are no more names.
+    pub is_all: bool,
+}
+
+/// One name of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DelegatedName {
+    pub name: Box<[u8]>,
+    pub node: u64,
+    pub ino: u64,
+    pub kind: Kind,
+    /// `None`: they are to be asked for.
+    pub attr: Option<Attr>,
+}
+
 /// The answer to a [`Call`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
@@ -573,6 +605,7 @@ pub enum Answer {
     Names(Vec<Listed>),
     Lock(Lock),
     Departs(Departs),
+    Delegated(Box<Delegated>),
     /// The file was written while it was to leave.
     Changed,
     /// The number of the error.

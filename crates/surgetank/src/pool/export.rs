@@ -53,7 +53,7 @@ use belief::Beliefs;
 use holdings::Holdings;
 use identity::Own;
 use place::Root;
-pub use place::{OF_A_MEMBER, checked};
+pub use place::{BY_NUMBER, OF_A_MEMBER, checked};
 
 /// The name of a thread that looks for a directory by its path. The agent lets its look-ups go to other members.
 const WALKS: &std::ffi::CStr = c"pool-walk";
@@ -443,6 +443,8 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         | Ask::StoredUntil { .. }
         | Ask::OldestAge
         | Ask::MadeAgain { .. }
+        | Ask::Delegate { .. }
+        | Ask::Recall { .. }
         | Ask::Hold(_) => Err(Errno::OPNOTSUPP),
         Ask::HomeOf { node } => Ok(Answer::Home(homes::of(&*of.node(*node)?.fd)?.0)),
         Ask::OpenHome { number, key, flags } => homes::open(of, *number, *key, *flags),

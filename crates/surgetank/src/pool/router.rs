@@ -9,8 +9,11 @@
 
 mod adopt;
 mod believed;
+mod changes;
 mod closing;
 mod copies;
+mod delegated;
+mod delegating;
 mod forward;
 mod handles;
 mod held;
@@ -100,6 +103,9 @@ pub struct Router<F> {
     outgoing: copies::Outgoing,
     held: held::Held,
     closing: closing::Closing,
+    /// Read delegations of this member's directories, and those of other members' that it has.
+    delegating: delegating::Given,
+    delegated: delegated::Delegated,
     here: here::Here,
     order: Arc<order::Order>,
     shim: shim::Shim,
@@ -163,6 +169,8 @@ impl<F: Filesystem> Router<F> {
             outgoing,
             held: held::Held::default(),
             closing: closing::Closing::default(),
+            delegating: delegating::Given::default(),
+            delegated: delegated::Delegated::default(),
             here: here::Here::default(),
             order,
             shim: shim::Shim::default(),
@@ -233,6 +241,7 @@ impl<F: Filesystem> Router<F> {
         }
         self.left.store(true, Ordering::SeqCst);
         shim::stop(self);
+        delegating::end(self);
         // (With the registry the pool ends, and no other member is left.)
         let is_clean = clean() || self.link.status(PATIENCE).is_ok_and(|status| status.has_registry);
         if is_clean {
@@ -580,6 +589,11 @@ impl<F: Filesystem> Agent for Router<F> {
                 Answer::Bytes(report.and_then(|report| serde_json::to_vec(&report).ok()).unwrap_or_default())
             }
             Ask::Hold(hold) => held::asked(self, member, hold),
+            Ask::Delegate { node, from } => delegating::give(self, member, *node, *from),
+            Ask::Recall { nodes } => {
+                self.delegated.recalled(member, nodes);
+                Answer::Done
+            }
             ask @ (Ask::LostWith { .. } | Ask::MadeAgain { .. }) => lost::asked(self, ask),
             ask => serving::asked(self, member, ask),
         }

@@ -142,14 +142,23 @@ impl Holdings {
         self.node_below(number, DEPTH_MAX)
     }
 
+    /// A file that the member has not looked up: it answers for its directory.
+    fn node_by_number(&self, number: u64) -> Result<Node, Errno> {
+        let place = self.root.by_number(number)?;
+        Ok(Node { fd: Arc::new(place.fd), kind: place.attr.kind })
+    }
+
     /// `depth`: so many directories may have to be opened. (Names that have changed may lead in a circle.)
     fn node_below(&self, number: u64, depth: usize) -> Result<Node, Errno> {
         let (parent, name) = {
             let tables = self.tables();
-            let counted = tables.nodes.get(&number).ok_or(Errno::STALE)?;
-            match &counted.fd {
-                Some(fd) => return Ok(Node { fd: fd.clone(), kind: counted.kind }),
-                None => counted.at.clone().ok_or(Errno::STALE)?,
+            match tables.nodes.get(&number) {
+                Some(Counted { fd: Some(fd), kind, .. }) => return Ok(Node { fd: fd.clone(), kind: *kind }),
+                Some(counted) => counted.at.clone().ok_or(Errno::STALE)?,
+                None => {
+                    drop(tables);
+                    return self.node_by_number(number);
+                }
             }
         };
         let directory = self.node_below(parent, depth.checked_sub(1).ok_or(Errno::STALE)?)?;

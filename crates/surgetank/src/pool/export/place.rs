@@ -18,6 +18,9 @@ use surgetank_types::model::{Attr, HOMES, Kind, Timestamp};
 use super::moving::{Moved, Moving};
 use crate::pool::link::{Moves, Renamed};
 
+/// In the directory of contents, how the names of files by their numbers begin.
+pub const BY_NUMBER: u8 = b'@';
+
 const NAME_BYTES_MAX: usize = 255;
 /// `f_type` of a FUSE mount.
 const FUSE_MAGIC: u32 = 0x6573_5546;
@@ -84,6 +87,15 @@ impl Root {
     pub fn open_home(&self, number: u64, flags: OFlags) -> Result<OwnedFd, Errno> {
         let (directory, pool) = self.homes.get().ok_or(Errno::AGAIN)?;
         open_name(directory, format!("{pool}.{number}").as_bytes(), flags, Mode::empty())
+    }
+
+    /// The place of a file of this member, by its number. Errors: ESTALE, it has no name, or is a directory.
+    pub fn by_number(&self, number: u64) -> Result<Place, Errno> {
+        let (directory, _) = self.homes.get().ok_or(Errno::STALE)?;
+        let name = [&[BY_NUMBER], number.to_string().as_bytes()].concat();
+        let found = open_name(directory, &name, PATH, Mode::empty()).map_err(|_| Errno::STALE)?;
+        let place = self.place_as_opened(found)?;
+        if place.number == number { Ok(place) } else { Err(Errno::STALE) }
     }
 
     /// The place of a descriptor that was just opened below the root. Errors: EXDEV, it is on another file system.

@@ -420,9 +420,14 @@ pub(super) fn opened<F: Filesystem>(router: &Router<F>, id: u64, opened: &Opened
     changed(router, &[Some(FileId(id))]).inspect_err(|_| end_name(router, id, opened.fh, ReleaseFlags::default()))
 }
 
-fn await_known<F: Filesystem>(router: &Router<F>) -> FsResult<()> {
+/// What an earlier agent gave to other members is known.
+pub(super) fn are_known<F: Filesystem>(router: &Router<F>) -> bool {
+    router.outgoing.are_known.load(Ordering::Acquire)
+}
+
+pub(super) fn await_known<F: Filesystem>(router: &Router<F>) -> FsResult<()> {
     let until = tick() + PATIENCE;
-    while !router.outgoing.are_known.load(Ordering::Acquire) {
+    while !are_known(router) {
         router.pause(until)?;
     }
     Ok(())

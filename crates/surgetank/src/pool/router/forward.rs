@@ -1,6 +1,5 @@
 //! The kernel's requests about names and attributes: here, or at another member.
 
-use std::cell::Cell;
 use std::time::Duration;
 
 use rustix::fs::{OFlags, RenameFlags};
@@ -13,7 +12,9 @@ use surgetank_types::model::{Attr, Caller, FileId, FileLock, Kind, LockRequest};
 use super::super::call::{Answer, Ask, Change, Found};
 use super::remote::{At, Remote};
 use super::{Does, PATIENCE, Router, Way};
-use super::{adopt, closing, copies, here, homes, lengths, lost, moves, names, rights, shim};
+use super::{
+    adopt, changes, closing, copies, delegated, delegating, here, homes, lengths, lost, moves, names, rights, shim,
+};
 use crate::mount::request::{FilePlace, ReleaseFlags};
 use crate::mount::{
     Agreed, Attributes, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened, OpenedDirectory, SetAttr,
@@ -25,6 +26,9 @@ const HOME: &[u8] = b"system.surgetank.home";
 
 /// An attribute by which it announces the end of a writer at the home.
 const CONTENT: &[u8] = b"system.surgetank.content";
+
+/// How names of attributes begin that users may set.
+const USER: &[u8] = b"user.";
 
 /// What is not a directory of another member is not believed longer than the answer takes.
 const TTL: Duration = Duration::ZERO;
@@ -40,7 +44,7 @@ impl<F: Filesystem> Router<F> {
         Entry { id, generation: 0, attr: self.shown(found.attr), entry_ttl: found.ttl, attr_ttl: found.ttl }
     }
 
-    fn shown(&self, attr: Attr) -> Attr {
+    pub(super) fn shown(&self, attr: Attr) -> Attr {
         let (uid, gid) = self.only_ids.unwrap_or((attr.uid, attr.gid));
         Attr { uid, gid, ..attr }
     }
@@ -52,7 +56,7 @@ impl<F: Filesystem> Router<F> {
         }
     }
 
-    fn done(&self, caller: &Caller, at: At, ask: Ask) -> FsResult<()> {
+    pub(super) fn done(&self, caller: &Caller, at: At, ask: Ask) -> FsResult<()> {
         match self.remote.ask_once(caller, at, ask)? {
             Answer::Done => Ok(()),
             answer => unexpected(answer),
@@ -75,7 +79,8 @@ impl<F: Filesystem> Router<F> {
         ask: impl Fn(u64) -> Ask,
     ) -> FsResult<Entry> {
         let way = || self.way(caller, parent, Does::Changes);
-        let here = |door: &F| lost::making(self, caller, (parent, name), || here(door));
+        let make = |door: &F| lost::making(self, caller, (parent, name), || here(door));
+        let here = |door: &F| delegating::changing(self, parent, || make(door));
         self.within(caller, way, here, |at| self.made(caller, at, ask(at.node)))
     }
 
@@ -87,6 +92,7 @@ impl<F: Filesystem> Router<F> {
         ask: impl Fn(u64) -> Ask,
     ) -> FsResult<()> {
         let way = || self.way(caller, parent, Does::Changes);
+        let here = |door: &F| delegating::changing(self, parent, || here(door));
         self.within(caller, way, here, |at| self.done(caller, at, ask(at.node)))
     }
 
@@ -138,9 +144,11 @@ impl<F: Filesystem> Filesystem for Router<F> {
     fn lookup(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<Looked> {
         let ask = |at: At| {
             let keep = self.remote.is_replaced(at.member, at.node, name);
-            names::look_up(self, caller, at, (name, keep))
+            let answer = names::look_up(self, caller, at, (name, keep));
+            delegated::answered(self, at);
+            answer
         };
-        let there = |at: At| match (self.remote.answers(), ask(at)) {
+        let asked = |at: At| match (self.remote.answers(), ask(at)) {
             (before, Ok(Answer::Found(found))) => {
                 self.remote.written.named(at.member, found.node, at.node, name);
                 let entry = self.entry(at, &found);
@@ -154,6 +162,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
             (_, Err(fault)) if fault.errno == Errno::NOENT => Ok(Looked::Missing { ttl: TTL }),
             (_, Err(fault)) => Err(fault),
         };
+        let there = |at: At| delegated::look_up(self, caller, at, name).map_or_else(|| asked(at), Ok);
         if let Some(answer) = homes::look_up_directory(self, caller, (parent, name)) {
             return answer;
         }
@@ -171,7 +180,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
 
     fn forget(&self, id: u64, count: u64) {
         match self.remote.at(id) {
-            Some(at) => self.remote.forget(at.member, at.node, count),
+            Some(at) => self.remote.forget(at.member, at.node, self.delegated.forget(id, count)),
             None => {
                 self.remote.forget_file(id);
                 self.door.forget(id, count);
@@ -181,7 +190,8 @@ impl<F: Filesystem> Filesystem for Router<F> {
 
     fn getattr(&self, caller: &Caller, id: u64, fh: Option<u64>) -> FsResult<Attributes> {
         let handle = fh.and_then(Remote::handle).map(|(_, handle)| handle);
-        if let Some(known) = self.here.made(id, caller).or_else(|| names::found_before(self, caller, id)) {
+        let looked_up = || names::found_before(self, caller, id).or_else(|| delegated::attributes(self, id));
+        if let Some(known) = self.here.made(id, caller).or_else(looked_up) {
             return Ok(known);
         }
         let there = |at: At| here::attributes(self, caller, (id, handle), at);
@@ -208,6 +218,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
         let way = || self.way_of(caller, id, Does::Changes);
         let here = |_: &F| {
             let changed = homes::set(self, caller, id, change)?;
+            delegating::changed(self, id)?;
             if changed.attr.kind == Kind::Directory {
                 self.await_seen(caller, FileId(id));
             }
@@ -245,29 +256,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
     }
 
     fn rmdir(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
-        let taken = Cell::new(None);
-        let way = || {
-            let way = self.way(caller, parent, Does::Changes)?;
-            if let Way::Here = &way {
-                let known = adopt::Known::at(self, caller, (parent, name))?;
-                known.directory.map_or(Ok(()), |dir| self.may_remove(dir))?;
-                taken.set(Some(known));
-            }
-            Ok(way)
-        };
-        let here = |door: &F| {
-            let _known = taken.take();
-            let dir = self.directory_at(parent, name);
-            // (No member makes a name in it meanwhile.)
-            if dir.is_some_and(|dir| !self.is_ours(dir)) {
-                return Err(super::NOT_OWNER.into());
-            }
-            door.rmdir(caller, parent, name)?;
-            dir.into_iter().for_each(|dir| self.await_seen(caller, dir));
-            Ok(())
-        };
-        let there = |at: At| self.done(caller, at, Ask::RemoveDirectory { parent: at.node, name: name.into() });
-        self.within(caller, way, here, there)
+        changes::remove_directory(self, caller, parent, name)
     }
 
     fn rename(
@@ -279,39 +268,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
         new_name: &[u8],
         flags: RenameFlags,
     ) -> FsResult<()> {
-        let (is_between, taken) = (Cell::new(false), Cell::new(None));
-        let names = adopt::Names { from: (parent, name), to: (new_parent, new_name), flags };
-        let way = || {
-            let ways = (self.way(caller, parent, Does::Changes)?, self.way(caller, new_parent, Does::Changes)?);
-            is_between.set(moves::are_two(&ways.0, &ways.1));
-            match ways.0 {
-                _ if is_between.get() => return Err(Errno::XDEV.into()),
-                Way::Here => taken.set(Some(adopt::take(self, caller, &names)?)),
-                _ => {}
-            }
-            Ok(ways.0)
-        };
-        let there = |from: At| {
-            let Way::There(to) = self.way(caller, new_parent, Does::Changes)? else {
-                return Err(super::NOT_OWNER.into());
-            };
-            let (name, new_name, flags) = (name.into(), new_name.into(), flags.bits());
-            let ask = Ask::Rename { parent: from.node, name, new_parent: to.node, new_name, flags };
-            self.done(caller, from, ask)
-        };
-        let here = |_: &F| {
-            let rename = || copies::rename(self, &names, || adopt::rename(self, caller, &names, taken.take()));
-            let to = (new_parent, new_name);
-            if flags.contains(RenameFlags::NOREPLACE) {
-                return lost::making(self, caller, to, rename);
-            }
-            rename().inspect(|()| lost::made(self, to.0, to.1))
-        };
-        let renamed = self.within(caller, way, here, there);
-        if is_between.get() {
-            return moves::rename(self, caller, (parent, name), (new_parent, new_name), flags);
-        }
-        renamed
+        changes::rename(self, caller, &adopt::Names { from: (parent, name), to: (new_parent, new_name), flags })
     }
 
     fn link(&self, caller: &Caller, id: u64, new_parent: u64, new_name: &[u8]) -> FsResult<Entry> {
@@ -326,7 +283,11 @@ impl<F: Filesystem> Filesystem for Router<F> {
             };
             self.made(caller, to, Ask::Link { node: file.node, new_parent: to.node, new_name: new_name.into() })
         };
-        let make = |door: &F| door.link(caller, id, new_parent, new_name);
+        let make = |door: &F| {
+            let linked = door.link(caller, id, new_parent, new_name)?;
+            delegating::changed(self, id)?;
+            Ok(linked)
+        };
         let here = |door: &F| lost::making(self, caller, (new_parent, new_name), || make(door));
         self.within(caller, way, here, there)
     }
@@ -346,7 +307,14 @@ impl<F: Filesystem> Filesystem for Router<F> {
             return Err(Errno::STALE.into());
         }
         let way = || self.way_of(caller, id, does);
-        self.within(caller, way, |_| homes::open_name(self, caller, id, flags, kill_suidgid), there)
+        let here = |_: &F| {
+            let opened = homes::open_name(self, caller, id, flags, kill_suidgid)?;
+            if !reads {
+                delegating::changed(self, id)?;
+            }
+            Ok(opened)
+        };
+        self.within(caller, way, here, there)
     }
 
     fn create(
@@ -386,7 +354,9 @@ impl<F: Filesystem> Filesystem for Router<F> {
         let here = |door: &F| {
             let make = || door.create(caller, parent, name, perm, flags, kill_suidgid);
             let made = lost::making(self, caller, (parent, name), make)?;
-            homes::created(self, caller, flags, made)
+            let created = homes::created(self, caller, flags, made)?;
+            delegating::changed(self, created.0.id)?;
+            Ok(created)
         };
         shim::uses_names(self, caller, parent);
         let way = || self.way(caller, parent, Does::Changes);
@@ -504,7 +474,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
     }
 
     fn readdir(&self, caller: &Caller, id: u64, fh: u64, offset: u64, sink: &mut DirectorySink<'_>) -> FsResult<()> {
-        if Remote::handle(fh).is_none() {
+        if Remote::handle(fh).is_none() && !delegated::is_listed_here(fh) {
             sink.leave_out(lost::left_out(self, id));
             return self.door.readdir(caller, id, fh, offset, sink);
         }
@@ -517,6 +487,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
                 self.end_listing(fh);
                 self.close_there(member, Ask::Close { handle });
             }
+            None if delegated::is_listed_here(fh) => self.end_listing(fh),
             None => self.door.releasedir(id, fh),
         }
     }
@@ -541,6 +512,10 @@ impl<F: Filesystem> Filesystem for Router<F> {
         if self.here.has_not(id, name) {
             return Err(Errno::NODATA.into());
         }
+        if self.remote.at(id).is_some() && !name.starts_with(USER) {
+            // (As every member answers.)
+            return Err(surgetank_core::namespace::of_no_user(name).into());
+        }
         let there = |at: At| match self.remote.ask(caller, at, Ask::GetXattr { node: at.node, name: name.into() })? {
             Answer::Bytes(value) => Ok(value),
             answer => unexpected(answer),
@@ -558,7 +533,11 @@ impl<F: Filesystem> Filesystem for Router<F> {
             self.done(caller, at, ask)
         };
         let way = || self.way_of(caller, id, Does::Changes);
-        self.within(caller, way, |door| door.setxattr(caller, id, name, value, flags), there)
+        let here = |door: &F| {
+            door.setxattr(caller, id, name, value, flags)?;
+            delegating::changed(self, id)
+        };
+        self.within(caller, way, here, there)
     }
 
     fn listxattr(&self, caller: &Caller, id: u64) -> FsResult<Vec<u8>> {
@@ -572,7 +551,11 @@ impl<F: Filesystem> Filesystem for Router<F> {
     fn removexattr(&self, caller: &Caller, id: u64, name: &[u8]) -> FsResult<()> {
         let there = |at: At| self.done(caller, at, Ask::RemoveXattr { node: at.node, name: name.into() });
         let way = || self.way_of(caller, id, Does::Changes);
-        self.within(caller, way, |door| door.removexattr(caller, id, name), there)
+        let here = |door: &F| {
+            door.removexattr(caller, id, name)?;
+            delegating::changed(self, id)
+        };
+        self.within(caller, way, here, there)
     }
 
     fn getlk(&self, caller: &Caller, id: u64, asked: &LockRequest) -> FsResult<FileLock> {

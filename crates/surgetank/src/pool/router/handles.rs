@@ -16,7 +16,7 @@ use surgetank_types::model::{Caller, FileLock, Kind, LockKind, LockRequest};
 use super::super::call::{self, Answer, Ask, Listed, Lock};
 use super::remote::{At, Remote};
 use super::{Does, NOT_OWNER, PATIENCE, Router, Way};
-use super::{closing, homes};
+use super::{closing, delegated, homes};
 use crate::mount::{Filesystem, Opened, OpenedDirectory, interrupted, wait_long};
 
 /// Bytes of one message with content.
@@ -205,6 +205,14 @@ impl<F: Filesystem> Router<F> {
     }
 
     pub(super) fn opendir_there(&self, caller: &Caller, at: At) -> FsResult<OpenedDirectory> {
+        delegated::answered(self, at);
+        if let Some(opened) = delegated::opendir(self, caller, at) {
+            return Ok(opened);
+        }
+        self.open_directory_there(caller, at)
+    }
+
+    pub(super) fn open_directory_there(&self, caller: &Caller, at: At) -> FsResult<OpenedDirectory> {
         match self.remote.ask_once(caller, at, Ask::OpenDirectory { node: at.node })? {
             Answer::Opened { handle, .. } => {
                 Ok(OpenedDirectory { fh: Remote::handle_number(at.member, handle), ..OpenedDirectory::default() })
@@ -222,7 +230,7 @@ impl<F: Filesystem> Router<F> {
         offset: u64,
         mut add: impl FnMut(u64, u64, Kind, &[u8]) -> bool,
     ) -> FsResult<()> {
-        let names = self.names_there(caller, fh, offset)?;
+        let names = self.names_there(caller, id, fh, offset)?;
         let dots: [&[u8]; 2] = [b".", b".."];
         for (next, name) in (1..).zip(dots) {
             if offset < next && add(id, next, Kind::Directory, name) {
@@ -239,11 +247,20 @@ impl<F: Filesystem> Router<F> {
     }
 
     /// All names of the directory, as they were when it was read from its beginning.
-    fn names_there(&self, caller: &Caller, fh: u64, offset: u64) -> FsResult<std::sync::Arc<Vec<Listed>>> {
+    fn names_there(&self, caller: &Caller, id: u64, fh: u64, offset: u64) -> FsResult<std::sync::Arc<Vec<Listed>>> {
         let known = self.listings.lock().unwrap_or_else(PoisonError::into_inner).get(&fh).cloned();
         if let Some(names) = known.filter(|_| offset > 0) {
             return Ok(names);
         }
+        let is_here = delegated::is_listed_here(fh);
+        let names = if is_here { delegated::names(self, caller, id) } else { self.listed_there(caller, fh) }?;
+        let names = std::sync::Arc::new(names);
+        self.listings.lock().unwrap_or_else(PoisonError::into_inner).insert(fh, names.clone());
+        Ok(names)
+    }
+
+    /// From the beginning.
+    pub(super) fn listed_there(&self, caller: &Caller, fh: u64) -> FsResult<Vec<Listed>> {
         let (member, handle) = Remote::handle(fh).ok_or(Errno::BADF)?;
         let mut names = Vec::new();
         let mut from_the_beginning = true;
@@ -258,8 +275,6 @@ impl<F: Filesystem> Router<F> {
             names.extend(more);
             from_the_beginning = false;
         }
-        let names = std::sync::Arc::new(names);
-        self.listings.lock().unwrap_or_else(PoisonError::into_inner).insert(fh, names.clone());
         Ok(names)
     }
 

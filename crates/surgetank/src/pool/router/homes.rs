@@ -21,7 +21,7 @@ use surgetank_types::error::{Fault, FsResult};
 use surgetank_types::model::{Attr, Caller, FileId, HOMES, Kind};
 
 use super::super::call::{Answer, Ask, Change, Home};
-use super::super::export::OF_A_MEMBER;
+use super::super::export::{BY_NUMBER, OF_A_MEMBER};
 use super::lengths::{attributes_at, end_name};
 use super::remote::{HANDLES, MARK};
 use super::{Router, closing, copies, here, lengths, order};
@@ -467,6 +467,10 @@ pub(super) fn look_up_directory<F: Filesystem>(
     caller: &Caller,
     (parent, name): (u64, &[u8]),
 ) -> Option<FsResult<Looked>> {
+    let is_number = name.starts_with(&[BY_NUMBER]) && FileId(parent) == router.namespace.homes.directory();
+    if is_number && router.is_of_a_peer(caller) {
+        return Some(by_number(router, name));
+    }
     if parent != FileId::ROOT.0 || name != HOMES {
         return None;
     }
@@ -479,4 +483,25 @@ pub(super) fn look_up_directory<F: Filesystem>(
         Looked::Found(entry) => Looked::Found(Entry { entry_ttl: Duration::ZERO, ..entry }),
         missing => missing,
     }))
+}
+
+/// A file of this member by its number, for a member that answers for its directory: that one's look-ups did not come here.
+fn by_number<F: Filesystem>(router: &Router<F>, name: &[u8]) -> FsResult<Looked> {
+    let missing = Looked::Missing { ttl: Duration::ZERO };
+    let digits = std::str::from_utf8(name.get(1..).unwrap_or_default()).ok();
+    let Some(id) = digits.and_then(|digits| digits.parse().ok()).map(FileId) else { return Ok(missing) };
+    // (A directory has one place in the kernel.)
+    let at = router.namespace.pooled.name_of(id).filter(|(kind, ..)| *kind != Kind::Directory);
+    let Some((_, dir, name)) = at.filter(|(_, dir, _)| router.is_ours(*dir)) else { return Ok(missing) };
+    match router.door.lookup(&agent(), dir.0, &name)? {
+        Looked::Found(entry) if entry.id == id.0 => {
+            let entry = Entry { entry_ttl: Duration::ZERO, attr_ttl: Duration::ZERO, ..entry };
+            Ok(known(router, &agent(), Looked::Found(entry)))
+        }
+        Looked::Found(entry) => {
+            router.door.forget(entry.id, 1);
+            Ok(missing)
+        }
+        looked => Ok(looked),
+    }
 }

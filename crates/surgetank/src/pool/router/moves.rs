@@ -25,7 +25,7 @@ use surgetank_types::model::{Caller, FileId};
 use super::super::call::{Answer, Ask, Departs, Moved, Moving};
 use super::super::export::checked;
 use super::serving::is_below;
-use super::{Does, NOT_OWNER, PATIENCE, Router, Way, copies, lost};
+use super::{Does, NOT_OWNER, PATIENCE, Router, Way, copies, delegating, lost};
 use crate::mount::{Filesystem, SetAttr, current, killed, wait_long};
 
 /// So long one question may wait for the store.
@@ -240,6 +240,7 @@ impl<F: Filesystem> Rename<'_, F> {
             let arrived = self.router.namespace.moves.arrive(self.caller, (FileId(dir), name), what, how)?;
             if arrived.is_some() {
                 lost::made(self.router, dir, name);
+                delegating::recall(self.router, &[dir])?;
             }
             Ok(arrived)
         };
@@ -259,7 +260,8 @@ impl<F: Filesystem> Rename<'_, F> {
 
     fn leave(&self, what: &Departing) -> FsResult<Left> {
         let (dir, name) = self.from;
-        let here = || self.router.namespace.moves.leave(self.caller, (FileId(dir), name), what, self.mover);
+        let leave = || self.router.namespace.moves.leave(self.caller, (FileId(dir), name), what, self.mover);
+        let here = || delegating::changing(self.router, dir, leave);
         let moved = Box::new(moved(what));
         let mover = Moving::of(self.mover);
         let ask = |parent| Ask::Leave { who: self.who(), parent, name: name.into(), moved: moved.clone(), mover };
@@ -423,6 +425,7 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -
             before.filter(|before| before.0 != id).inspect(|before| moves.is_gone(*before));
             copies::changed(router, &[before])?;
             lost::made(router, *parent, name);
+            delegating::recall(router, &[*parent])?;
             moves.await_forgotten(dir, name, was_known);
             Ok(Answer::Count(id))
         }),
@@ -434,6 +437,7 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -
                 return Ok(Answer::Changed);
             }
             copies::changed(router, &[Some(FileId(moved.number))])?;
+            delegating::recall(router, &[*parent])?;
             moves.await_forgotten(dir, name, was_known);
             Ok(Answer::Done)
         }),

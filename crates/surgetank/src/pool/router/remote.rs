@@ -23,6 +23,7 @@ use surgetank_types::model::{Attr, Caller, Kind};
 use super::super::call::{Answer, Ask, Call, Found};
 use super::super::link::{Link, NoAnswer, Place};
 use super::super::others::written::Written;
+use super::delegated::LISTED_HERE;
 use super::here::Parents;
 use super::homes::HOME;
 use super::{NOT_OWNER, PATIENCE};
@@ -192,7 +193,8 @@ impl Remote {
     /// The member and number of a handle; `None`: one of this agent, or of a file whose content is elsewhere than its name.
     pub fn handle(fh: u64) -> Option<(u32, u64)> {
         let number = fh & !MARK;
-        (fh & MARK != 0 && fh & HOME == 0).then(|| (u32::try_from(number / HANDLES).unwrap_or(0), number % HANDLES))
+        (fh & MARK != 0 && fh & (HOME | LISTED_HERE) == 0)
+            .then(|| (u32::try_from(number / HANDLES).unwrap_or(0), number % HANDLES))
     }
 
     /// The node of a directory that the member has claimed in that epoch. Errors: ESTALE, the claim is not for the directory of

@@ -45,7 +45,9 @@ impl<F: Filesystem> Membership for Router<F> {
             Some(pooled::Place::OfTheStore(path)) => self.link.owner(&path) == Owner::Us && !self.gives_back(&path),
             None => false,
         };
-        let serves = is_ours && self.link.may_serve() && !self.leaving.load(Ordering::SeqCst);
+        // (Of a directory that another member answers for, the mount makes changes known there.)
+        let is_given = self.delegating.is_given(dir.0);
+        let serves = is_ours && !is_given && self.link.may_serve() && !self.leaving.load(Ordering::SeqCst);
         if serves {
             act();
         }

@@ -1,0 +1,85 @@
+//! Removals of directories and renames, here or at another member.
+
+use std::cell::Cell;
+
+use rustix::fs::RenameFlags;
+use rustix::io::Errno;
+use surgetank_types::error::FsResult;
+use surgetank_types::model::{Caller, FileId};
+
+use super::super::call::Ask;
+use super::remote::At;
+use super::{Does, NOT_OWNER, Router, Way, adopt, copies, delegating, lost, moves};
+use crate::mount::Filesystem;
+
+pub(super) fn remove_directory<F: Filesystem>(
+    router: &Router<F>,
+    caller: &Caller,
+    parent: u64,
+    name: &[u8],
+) -> FsResult<()> {
+    let taken = Cell::new(None);
+    let way = || {
+        let way = router.way(caller, parent, Does::Changes)?;
+        if let Way::Here = &way {
+            let known = adopt::Known::at(router, caller, (parent, name))?;
+            known.directory.map_or(Ok(()), |dir| router.may_remove(dir))?;
+            taken.set(Some(known));
+        }
+        Ok(way)
+    };
+    let here = |door: &F| {
+        let _known = taken.take();
+        let dir = router.directory_at(parent, name);
+        // (No member makes a name in it meanwhile.)
+        if dir.is_some_and(|dir| !router.is_ours(dir)) {
+            return Err(NOT_OWNER.into());
+        }
+        door.rmdir(caller, parent, name)?;
+        delegating::recall(router, &[Some(parent), dir.map(|dir| dir.0)].into_iter().flatten().collect::<Vec<_>>())?;
+        dir.into_iter().for_each(|dir| router.await_seen(caller, dir));
+        Ok(())
+    };
+    let there = |at: At| router.done(caller, at, Ask::RemoveDirectory { parent: at.node, name: name.into() });
+    router.within(caller, way, here, there)
+}
+
+pub(super) fn rename<F: Filesystem>(router: &Router<F>, caller: &Caller, names: &adopt::Names<'_>) -> FsResult<()> {
+    let (is_between, taken) = (Cell::new(false), Cell::new(None));
+    let ((parent, name), (new_parent, new_name), flags) = (names.from, names.to, names.flags);
+    let way = || {
+        let ways = (router.way(caller, parent, Does::Changes)?, router.way(caller, new_parent, Does::Changes)?);
+        is_between.set(moves::are_two(&ways.0, &ways.1));
+        match ways.0 {
+            _ if is_between.get() => return Err(Errno::XDEV.into()),
+            Way::Here => taken.set(Some(adopt::take(router, caller, names)?)),
+            _ => {}
+        }
+        Ok(ways.0)
+    };
+    let there = |from: At| {
+        let Way::There(to) = router.way(caller, new_parent, Does::Changes)? else {
+            return Err(NOT_OWNER.into());
+        };
+        let (name, new_name, flags) = (name.into(), new_name.into(), flags.bits());
+        let ask = Ask::Rename { parent: from.node, name, new_parent: to.node, new_name, flags };
+        router.done(caller, from, ask)
+    };
+    let here = |_: &F| {
+        let child = |(dir, name): (u64, &[u8])| router.namespace.pooled.child_of(FileId(dir), name).map(|id| id.0);
+        let concerned = [Some(parent), Some(new_parent), child(names.from), child(names.to)];
+        let rename = || copies::rename(router, names, || adopt::rename(router, caller, names, taken.take()));
+        let to = (new_parent, new_name);
+        if flags.contains(RenameFlags::NOREPLACE) {
+            lost::making(router, caller, to, rename)?;
+        } else {
+            rename().inspect(|()| lost::made(router, to.0, to.1))?;
+        }
+        delegating::recall(router, &concerned.into_iter().flatten().collect::<Vec<_>>())
+    };
+    let renamed = router.within(caller, way, here, there);
+    if is_between.get() {
+        return moves::rename(router, caller, (parent, name), (new_parent, new_name), flags);
+    }
+    renamed
+}

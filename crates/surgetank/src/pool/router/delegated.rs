@@ -1,0 +1,346 @@
+//! Read delegations that this member has: it answers for directories of other members, until they recall them.
+//!
+//! After some look-ups in a directory this member asks for it. From then on look-ups, attributes of files that no program may
+//! write, absent names and listings cost no message. What the answer does not have is asked, as before.
+//!
+//! Look-ups that are answered here are not counted at the owner. So what the kernel forgets is divided ([`Delegated::forget`]), and
+//! the owner finds a file by its number alone (`homes::by_number`).
+//!
+//! The danger that this avoids: an answer that the owner has taken back. So a delegation is looked up for each request, and not
+//! believed for longer than [`BELIEVED`] without a word of the owner.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as MapEntry;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use surgetank_types::clock::tick;
+use surgetank_types::error::FsResult;
+use surgetank_types::model::{Attr, Caller};
+
+use super::super::call::{Answer, Ask, Call, DelegatedName, Listed};
+use super::Router;
+use super::delegating::{BELIEVED, STILL};
+use super::remote::{At, MARK};
+use super::rights::permits;
+use crate::mount::{Attributes, Entry, Filesystem, Looked, OpenedDirectory};
+
+/// Of handles of directories that are listed here, beside the mark.
+pub(super) const LISTED_HERE: u64 = 1 << 61;
+/// So many look-ups in a directory are answered by its owner before it is asked for. With each recall it is twice as many.
+const ANSWERS_MIN: u32 = 8;
+/// (Builds with debug assertions try again soon, so that tests find delegations.)
+const ANSWERS_MAX: u32 = if cfg!(debug_assertions) { 16 } else { 1024 };
+/// A delegation that lasted so long is worth as much as a first one.
+const LONG: Duration = Duration::from_secs(10);
+/// A directory that is not delegated is not asked for so long.
+const REFUSED: Duration = Duration::from_secs(30);
+/// So many directories are kept in mind.
+const DIRECTORIES_MAX: usize = 10_000;
+/// The owner is asked so long for a delegation, or whether it holds. Then requests go there.
+const ASKING: Duration = Duration::from_secs(2);
+const NAME_BYTES_MAX: usize = 255;
+
+/// A directory of a member: the member and its number there.
+type Key = (u32, u64);
+
+/// The delegations that this member has.
+#[derive(Default)]
+pub(super) struct Delegated {
+    directories: RwLock<HashMap<Key, State>>,
+    count: AtomicUsize,
+    uses: Mutex<HashMap<Key, Uses>>,
+    looked: Mutex<HashMap<u64, LookedUp>>,
+    next_handle: AtomicU64,
+}
+
+enum State {
+    /// It is asked for. `recalled`: what comes is old already.
+    Asked {
+        recalled: bool,
+    },
+    Here(Arc<Directory>),
+}
+
+struct Directory {
+    attr: Attr,
+    /// In their order.
+    names: Vec<DelegatedName>,
+    since: Instant,
+    /// Its owner was asked then, and said that it holds.
+    confirmed: Mutex<Instant>,
+    /// So many members were lost then.
+    losses: usize,
+}
+
+/// How much a directory is used.
+struct Uses {
+    answers: u32,
+    needed: u32,
+    not_before: Instant,
+}
+
+/// A file that the kernel has looked up here.
+struct LookedUp {
+    count: u64,
+    directory: Key,
+    /// Of the name there.
+    index: u32,
+}
+
+impl Delegated {
+    /// The kernel forgets so many look-ups of a file. Returns how many of them the owner has counted.
+    pub fn forget(&self, id: u64, count: u64) -> u64 {
+        let mut looked = self.looked();
+        let Some(here) = looked.get_mut(&id) else { return count };
+        let of_here = here.count.min(count);
+        here.count -= of_here;
+        if here.count == 0 {
+            looked.remove(&id);
+        }
+        count - of_here
+    }
+
+    /// The owner recalls them.
+    pub fn recalled(&self, member: u32, nodes: &[u64]) {
+        for node in nodes {
+            let key = (member, *node);
+            if let Some(State::Asked { recalled }) = self.write().get_mut(&key) {
+                *recalled = true;
+            }
+            let before = self.remove(key);
+            self.has_ended(key, before.is_some_and(|before| before.since.elapsed() >= LONG));
+        }
+    }
+
+    /// All of one owner: its agent was replaced, and does not know them.
+    pub fn all_recalled(&self, member: u32) {
+        let nodes: Vec<u64> = self.read().keys().filter(|(of, _)| *of == member).map(|(_, node)| *node).collect();
+        self.recalled(member, &nodes);
+    }
+
+    fn remove(&self, key: Key) -> Option<Arc<Directory>> {
+        let mut directories = self.write();
+        match directories.get(&key) {
+            Some(State::Here(_)) => {}
+            _ => return None,
+        }
+        let removed = directories.remove(&key);
+        self.count.fetch_sub(1, Ordering::SeqCst);
+        match removed {
+            Some(State::Here(directory)) => Some(directory),
+            _ => None,
+        }
+    }
+
+    fn has_ended(&self, key: Key, was_long: bool) {
+        if let Some(uses) = self.uses().get_mut(&key) {
+            uses.answers = 0;
+            uses.needed = if was_long { ANSWERS_MIN } else { (uses.needed * 2).min(ANSWERS_MAX) };
+        }
+    }
+
+    /// The owner has answered a look-up in the directory. Returns whether to ask for the directory.
+    fn is_wanted(&self, key: Key) -> bool {
+        let now = tick();
+        let mut uses = self.uses();
+        if uses.len() >= DIRECTORIES_MAX {
+            uses.clear();
+        }
+        let uses = uses.entry(key).or_insert(Uses { answers: 0, needed: ANSWERS_MIN, not_before: now });
+        uses.answers += 1;
+        if uses.answers < uses.needed || now < uses.not_before || self.count.load(Ordering::SeqCst) >= DIRECTORIES_MAX {
+            return false;
+        }
+        uses.answers = 0;
+        true
+    }
+
+    fn is_refused(&self, key: Key) {
+        if let Some(uses) = self.uses().get_mut(&key) {
+            uses.not_before = tick() + REFUSED;
+        }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, HashMap<Key, State>> {
+        self.directories.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<Key, State>> {
+        self.directories.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn uses(&self) -> MutexGuard<'_, HashMap<Key, Uses>> {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn looked(&self) -> MutexGuard<'_, HashMap<u64, LookedUp>> {
+        self.looked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Directory {
+    fn find(&self, name: &[u8]) -> Option<(u32, &DelegatedName)> {
+        let index = self.names.binary_search_by(|one| (*one.name).cmp(name)).ok()?;
+        Some((u32::try_from(index).ok()?, self.names.get(index)?))
+    }
+}
+
+/// The delegation of a directory, if this member may answer for it now.
+fn of<F: Filesystem>(router: &Router<F>, key: Key) -> Option<Arc<Directory>> {
+    let delegated = &router.delegated;
+    if delegated.count.load(Ordering::SeqCst) == 0 {
+        return None;
+    }
+    let directory = match delegated.read().get(&key) {
+        Some(State::Here(directory)) => directory.clone(),
+        _ => return None,
+    };
+    let is_held =
+        router.link.may_serve() && router.link.losses() == directory.losses && is_confirmed(router, key, &directory);
+    if !is_held {
+        delegated.remove(key);
+    }
+    is_held.then_some(directory)
+}
+
+fn is_confirmed<F: Filesystem>(router: &Router<F>, key: Key, directory: &Directory) -> bool {
+    // (One thread asks, and others wait for it.)
+    let mut confirmed = directory.confirmed.lock().unwrap_or_else(PoisonError::into_inner);
+    if confirmed.elapsed() < BELIEVED {
+        return true;
+    }
+    let now = tick();
+    let holds = matches!(ask(router, key, STILL), Some(Answer::Done));
+    if holds {
+        *confirmed = now;
+    }
+    holds
+}
+
+fn ask<F: Filesystem>(router: &Router<F>, (member, node): Key, from: u64) -> Option<Answer> {
+    let until = tick() + ASKING;
+    let call = Call { uid: 0, gid: 0, ask: Ask::Delegate { node, from } };
+    router.link.call(member, &call, None, &mut |_| tick() < until && !crate::mount::killed()).ok()
+}
+
+/// The owner has answered a look-up. Asks for the directory if it is used much.
+pub(super) fn answered<F: Filesystem>(router: &Router<F>, at: At) {
+    let key = (at.member, at.node);
+    // (A directory of the store has other clients.)
+    if at.by_path || !router.delegated.is_wanted(key) {
+        return;
+    }
+    let delegated = &router.delegated;
+    match delegated.write().entry(key) {
+        // (Another thread asks.)
+        MapEntry::Occupied(_) => return,
+        MapEntry::Vacant(entry) => drop(entry.insert(State::Asked { recalled: false })),
+    }
+    let brought = bring(router, key);
+    let mut directories = delegated.write();
+    let was_asked = directories.remove(&key);
+    match (brought, was_asked) {
+        (Some(directory), Some(State::Asked { recalled: false })) => {
+            directories.insert(key, State::Here(Arc::new(directory)));
+            delegated.count.fetch_add(1, Ordering::SeqCst);
+        }
+        _ => {}
+    }
+}
+
+fn bring<F: Filesystem>(router: &Router<F>, key: Key) -> Option<Directory> {
+    // (A loss from now on ends it.)
+    let (losses, begun) = (router.link.losses(), tick());
+    let mut all: Vec<DelegatedName> = Vec::new();
+    loop {
+        match ask(router, key, all.len() as u64) {
+            Some(Answer::Delegated(part)) => {
+                let is_all = part.is_all || part.names.is_empty();
+                all.extend(part.names);
+                if is_all {
+                    let confirmed = Mutex::new(begun);
+                    return Some(Directory { attr: part.attr, names: all, since: tick(), confirmed, losses });
+                }
+            }
+            Some(Answer::Failed(why)) if why == Errno::OPNOTSUPP.raw_os_error() => {
+                router.delegated.is_refused(key);
+                return None;
+            }
+            _ => {
+                router.delegated.has_ended(key, false);
+                return None;
+            }
+        }
+    }
+}
+
+// ---- Answers.
+
+/// The answer to a look-up, if it is known.
+pub(super) fn look_up<F: Filesystem>(router: &Router<F>, caller: &Caller, at: At, name: &[u8]) -> Option<Looked> {
+    let key = (at.member, at.node);
+    let directory =
+        of(router, key).filter(|directory| name.len() <= NAME_BYTES_MAX && permits(&directory.attr, caller, 1))?;
+    let Some((index, found)) = directory.find(name) else {
+        return Some(Looked::Missing { ttl: Duration::ZERO });
+    };
+    let attr = found.attr?;
+    let id = router.remote.number_of(at.member, found.node);
+    if router.here.is_open(id) {
+        return None;
+    }
+    router.remote.written.named(at.member, found.node, at.node, name);
+    let mut looked = router.delegated.looked();
+    let one = looked.entry(id).or_insert(LookedUp { count: 0, directory: key, index });
+    (one.count, one.directory, one.index) = (one.count + 1, key, index);
+    let (attr, ttl) = (router.shown(attr), Duration::ZERO);
+    Some(Looked::Found(Entry { id, generation: 0, attr, entry_ttl: ttl, attr_ttl: ttl }))
+}
+
+/// The attributes of a directory that is delegated, or of a file in one.
+pub(super) fn attributes<F: Filesystem>(router: &Router<F>, id: u64) -> Option<Attributes> {
+    if router.delegated.count.load(Ordering::SeqCst) == 0 {
+        return None;
+    }
+    let at = router.remote.at(id)?;
+    let looked = router.delegated.looked().get(&id).map(|one| (one.directory, one.index));
+    let attr = match looked {
+        None => of(router, (at.member, at.node))?.attr,
+        Some((key, index)) => {
+            let directory = of(router, key)?;
+            let found = directory.names.get(usize::try_from(index).ok()?).filter(|found| found.node == at.node)?;
+            found.attr.filter(|_| !router.here.is_open(id))?
+        }
+    };
+    Some(Attributes { attr: router.shown(attr), ttl: Duration::ZERO })
+}
+
+/// Opens a directory for listing.
+pub(super) fn opendir<F: Filesystem>(router: &Router<F>, caller: &Caller, at: At) -> Option<OpenedDirectory> {
+    of(router, (at.member, at.node)).filter(|directory| permits(&directory.attr, caller, 4))?;
+    let number = router.delegated.next_handle.fetch_add(1, Ordering::Relaxed);
+    Some(OpenedDirectory { fh: MARK | LISTED_HERE | number, ..OpenedDirectory::default() })
+}
+
+/// Is it the handle of a directory that is listed here?
+pub(super) fn is_listed_here(fh: u64) -> bool {
+    fh & (MARK | LISTED_HERE) == MARK | LISTED_HERE
+}
+
+/// Its names now.
+pub(super) fn names<F: Filesystem>(router: &Router<F>, caller: &Caller, id: u64) -> FsResult<Vec<Listed>> {
+    let at = router.remote.at(id).ok_or(Errno::BADF)?;
+    if let Some(directory) = of(router, (at.member, at.node)) {
+        let listed = |one: &DelegatedName| Listed { ino: one.ino, kind: one.kind, name: one.name.clone() };
+        return Ok(directory.names.iter().map(listed).collect());
+    }
+    let opened = router.open_directory_there(caller, at)?;
+    let names = router.listed_there(caller, opened.fh);
+    if let Some((member, handle)) = super::remote::Remote::handle(opened.fh) {
+        router.close_there(member, Ask::Close { handle });
+    }
+    names
+}
