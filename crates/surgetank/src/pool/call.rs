@@ -95,6 +95,12 @@ pub enum Ask {
         node: u64,
         flags: u32,
     },
+    /// The same for reading. The answer has the content, if it has no more than these bytes: [`Answer::OpenedWith`].
+    OpenToRead {
+        node: u64,
+        flags: u32,
+        bytes: u32,
+    },
     /// Opens for reading what the asking member has open as `key`: a file of the store that it opened before this member
     /// claimed the directory. The same key gets the same handle.
     OpenMoved {
@@ -571,6 +577,10 @@ pub enum Answer {
     Opened {
         handle: u64,
         waits: bool,
+    },
+    OpenedWith {
+        handle: u64,
+        content: Vec<u8>,
     },
     Created {
         found: Found,

@@ -48,6 +48,17 @@ pub fn open(of: &Holdings, number: u64, flags: u32) -> Result<Answer, Errno> {
     Ok(home.map_or(Answer::Opened { handle, waits }, |home| Answer::OpenedAt { handle, home, waits }))
 }
 
+/// The same for reading. If all of its content is here and fits, the answer has it.
+pub fn open_to_read(of: &Holdings, number: u64, flags: u32, bytes: u32) -> Result<Answer, Errno> {
+    let reads = flags & !(OFlags::ACCMODE | OFlags::TRUNC).bits();
+    let opened = open(of, number, reads)?;
+    let Answer::Opened { handle, .. } = opened else { return Ok(opened) };
+    match read(of, handle, 0, bytes.saturating_add(1)) {
+        Ok(Answer::Bytes(content)) if content.len() <= bytes as usize => Ok(Answer::OpenedWith { handle, content }),
+        _ => Ok(opened),
+    }
+}
+
 /// Opens a file that the member had opened in the store. A key has one handle.
 pub fn open_moved(of: &Holdings, number: u64, key: u64) -> Result<Answer, Errno> {
     if let Some(handle) = of.moved(key) {

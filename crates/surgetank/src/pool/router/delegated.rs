@@ -15,10 +15,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use surgetank_types::clock::tick;
 use surgetank_types::error::FsResult;
-use surgetank_types::model::{Attr, Caller};
+use surgetank_types::model::{Attr, Caller, Kind};
 
 use super::super::call::{Answer, Ask, Call, DelegatedName, Listed};
 use super::Router;
@@ -42,6 +43,10 @@ const DIRECTORIES_MAX: usize = 10_000;
 /// The owner is asked so long for a delegation, or whether it holds. Then requests go there.
 const ASKING: Duration = Duration::from_secs(2);
 const NAME_BYTES_MAX: usize = 255;
+/// The content of a file that is not larger comes with the answer when it is opened.
+const SMALL_BYTES: u32 = 64 << 10;
+/// Of such files that are open.
+const CONTENTS_BYTES_MAX: usize = 64 << 20;
 
 /// A directory of a member: the member and its number there.
 type Key = (u32, u64);
@@ -53,6 +58,11 @@ pub(super) struct Delegated {
     count: AtomicUsize,
     uses: Mutex<HashMap<Key, Uses>>,
     looked: Mutex<HashMap<u64, LookedUp>>,
+    /// Directories that the kernel has, and how often their owners have counted that. (One that an owner has forgotten, it finds by
+    /// no number.)
+    counted: Mutex<HashMap<u64, u64>>,
+    /// Small files that are open, with all of their content.
+    contents: Mutex<Contents>,
     next_handle: AtomicU64,
 }
 
@@ -75,6 +85,21 @@ struct Directory {
     losses: usize,
 }
 
+#[derive(Default)]
+struct Contents {
+    files: HashMap<u64, (Vec<u8>, Ahead)>,
+    bytes: usize,
+}
+
+/// A file is opened whose content may be read with that.
+pub(super) struct Ahead {
+    /// Its length, or more.
+    pub bytes: u32,
+    key: Key,
+    /// The delegation under which it is opened.
+    directory: Arc<Directory>,
+}
+
 /// How much a directory is used.
 struct Uses {
     answers: u32,
@@ -94,13 +119,37 @@ impl Delegated {
     /// The kernel forgets so many look-ups of a file. Returns how many of them the owner has counted.
     pub fn forget(&self, id: u64, count: u64) -> u64 {
         let mut looked = self.looked();
-        let Some(here) = looked.get_mut(&id) else { return count };
-        let of_here = here.count.min(count);
-        here.count -= of_here;
-        if here.count == 0 {
-            looked.remove(&id);
+        let of_here = looked.get(&id).map_or(0, |here| here.count.min(count));
+        if let Some(here) = looked.get_mut(&id) {
+            here.count -= of_here;
+            if here.count == 0 {
+                looked.remove(&id);
+            }
+        }
+        drop(looked);
+        let mut counted = self.counted();
+        if let Some(there) = counted.get_mut(&id) {
+            *there = there.saturating_sub(count - of_here);
+            if *there == 0 {
+                counted.remove(&id);
+            }
         }
         count - of_here
+    }
+
+    /// The owner has counted a look-up.
+    pub fn is_counted(&self, entry: &Entry) {
+        if entry.attr.kind == Kind::Directory {
+            *self.counted().entry(entry.id).or_default() += 1;
+        }
+    }
+
+    /// A file is closed.
+    pub fn is_closed(&self, fh: u64) {
+        let mut contents = self.contents();
+        if let Some((content, _)) = contents.files.remove(&fh) {
+            contents.bytes -= content.len();
+        }
     }
 
     /// The owner recalls them.
@@ -174,6 +223,14 @@ impl Delegated {
 
     fn uses(&self) -> MutexGuard<'_, HashMap<Key, Uses>> {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn counted(&self) -> MutexGuard<'_, HashMap<u64, u64>> {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn contents(&self) -> MutexGuard<'_, Contents> {
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn looked(&self) -> MutexGuard<'_, HashMap<u64, LookedUp>> {
@@ -287,8 +344,14 @@ pub(super) fn look_up<F: Filesystem>(router: &Router<F>, caller: &Caller, at: At
     let Some((index, found)) = directory.find(name) else {
         return Some(Looked::Missing { ttl: Duration::ZERO });
     };
-    let attr = found.attr?;
     let id = router.remote.number_of(at.member, found.node);
+    let attr = match found.attr {
+        // (A directory's own delegation has them.)
+        None if found.kind == Kind::Directory && router.delegated.counted().contains_key(&id) => {
+            of(router, (at.member, found.node))?.attr
+        }
+        attr => attr?,
+    };
     if router.here.is_open(id) {
         return None;
     }
@@ -307,15 +370,59 @@ pub(super) fn attributes<F: Filesystem>(router: &Router<F>, id: u64) -> Option<A
     }
     let at = router.remote.at(id)?;
     let looked = router.delegated.looked().get(&id).map(|one| (one.directory, one.index));
-    let attr = match looked {
-        None => of(router, (at.member, at.node))?.attr,
-        Some((key, index)) => {
-            let directory = of(router, key)?;
-            let found = directory.names.get(usize::try_from(index).ok()?).filter(|found| found.node == at.node)?;
-            found.attr.filter(|_| !router.here.is_open(id))?
-        }
+    // (Of a directory, its own delegation has them.)
+    let own = of(router, (at.member, at.node)).map(|directory| directory.attr);
+    let of_file = || {
+        let (key, index) = looked?;
+        let directory = of(router, key)?;
+        let found = directory.names.get(usize::try_from(index).ok()?).filter(|found| found.node == at.node)?;
+        found.attr.filter(|_| !router.here.is_open(id))
     };
+    let attr = own.or_else(of_file)?;
     Some(Attributes { attr: router.shown(attr), ttl: Duration::ZERO })
+}
+
+/// A file is to be opened with these flags: is it a small one, in a directory that is delegated?
+pub(super) fn may_read_ahead<F: Filesystem>(router: &Router<F>, at: At, flags: OFlags) -> Option<Ahead> {
+    if router.delegated.count.load(Ordering::SeqCst) == 0 || flags.intersects(OFlags::ACCMODE | OFlags::TRUNC) {
+        return None;
+    }
+    let id = router.remote.number_of(at.member, at.node);
+    let (key, index) = router.delegated.looked().get(&id).map(|one| (one.directory, one.index))?;
+    let directory = of(router, key)?;
+    let found = directory.names.get(usize::try_from(index).ok()?).filter(|found| found.node == at.node)?;
+    let size_bytes = found.attr.filter(|attr| attr.kind == Kind::File)?.size_bytes;
+    let bytes = u32::try_from(size_bytes).ok().filter(|bytes| *bytes <= SMALL_BYTES)?;
+    let has_room = router.delegated.contents().bytes + bytes as usize <= CONTENTS_BYTES_MAX;
+    has_room.then_some(Ahead { bytes, key, directory })
+}
+
+/// It has been opened, and read.
+pub(super) fn has_read<F: Filesystem>(router: &Router<F>, fh: u64, content: Vec<u8>, ahead: Option<Ahead>) {
+    let Some(ahead) = ahead else { return };
+    let mut contents = router.delegated.contents();
+    contents.bytes += content.len();
+    contents.files.insert(fh, (content, ahead));
+}
+
+/// Reads what came when the file was opened, if its directory has been delegated since before that. Returns the number of bytes.
+pub(super) fn read<F: Filesystem>(router: &Router<F>, fh: u64, offset: u64, buffer: &mut [u8]) -> Option<usize> {
+    if router.delegated.count.load(Ordering::SeqCst) == 0 {
+        return None;
+    }
+    let (key, then) = {
+        let contents = router.delegated.contents();
+        let (_, ahead) = contents.files.get(&fh)?;
+        (ahead.key, ahead.directory.clone())
+    };
+    // (Without the lock: its owner may have to be asked.)
+    of(router, key).filter(|now| Arc::ptr_eq(now, &then))?;
+    let contents = router.delegated.contents();
+    let (content, _) = contents.files.get(&fh)?;
+    let rest = content.get(usize::try_from(offset).ok()?..).unwrap_or_default();
+    let count = rest.len().min(buffer.len());
+    buffer.get_mut(..count)?.copy_from_slice(rest.get(..count)?);
+    Some(count)
 }
 
 /// Opens a directory for listing.

@@ -153,6 +153,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
                 self.remote.written.named(at.member, found.node, at.node, name);
                 let entry = self.entry(at, &found);
                 names::found(self, caller, &entry, before);
+                self.delegated.is_counted(&entry);
                 Ok(Looked::Found(entry))
             }
             (_, Ok(Answer::OfTheStore)) if self.remote.at(parent).is_none() => {
@@ -370,6 +371,9 @@ impl<F: Filesystem> Filesystem for Router<F> {
     }
 
     fn read(&self, caller: &Caller, id: u64, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
+        if let Some(count) = delegated::read(self, fh, offset, buffer) {
+            return Ok(count);
+        }
         match self.handle_there(caller, id, fh, Does::Reads)? {
             Some((member, handle)) => self.read_there(caller, member, handle, offset, buffer),
             None => self.door.read(caller, id, fh, offset, buffer),
@@ -415,7 +419,10 @@ impl<F: Filesystem> Filesystem for Router<F> {
             return homes::release(self, id, fh, flags);
         }
         match Remote::handle(fh) {
-            Some((member, handle)) => self.close_there(member, Ask::Close { handle }),
+            Some((member, handle)) => {
+                self.delegated.is_closed(fh);
+                self.close_there(member, Ask::Close { handle });
+            }
             None => {
                 self.end_moved(id, fh);
                 lengths::end_name(self, id, fh, flags);

@@ -34,8 +34,19 @@ impl<F: Filesystem> Router<F> {
 
     pub(super) fn open_there(&self, caller: &Caller, at: At, flags: OFlags) -> FsResult<Opened> {
         const TRIES: usize = 3;
+        let ahead = delegated::may_read_ahead(self, at, flags);
+        let (node, bits) = (at.node, flags.bits());
         for _ in 0..TRIES {
-            match self.remote.ask_once(caller, at, Ask::Open { node: at.node, flags: flags.bits() })? {
+            let ask = match &ahead {
+                Some(ahead) => Ask::OpenToRead { node, flags: bits, bytes: ahead.bytes },
+                None => Ask::Open { node, flags: bits },
+            };
+            match self.remote.ask_once(caller, at, ask)? {
+                Answer::OpenedWith { handle, content } => {
+                    let opened = Self::opened_there(at.member, handle, flags);
+                    delegated::has_read(self, opened.fh, content, ahead);
+                    return Ok(opened);
+                }
                 Answer::Opened { handle, waits } => {
                     return Ok(closing::opened_there(
                         self,
