@@ -43,7 +43,7 @@ use surgetank_types::clock::tick;
 use surgetank_types::error::{Error, FsResult, Result};
 use surgetank_types::model::{Caller, FileId, Kind};
 
-use super::call::{Answer, Ask, Call, Listed, Stored};
+use super::call::{Answer, Ask, Listed, Stored};
 use super::link::{Agent, Claimed, Link, Owner, Turns};
 use super::others::{Drains, Others, Wish};
 use super::status::PoolStatus;
@@ -246,7 +246,7 @@ impl<F: Filesystem> Router<F> {
         let is_clean = clean() || self.link.status(PATIENCE).is_ok_and(|status| status.has_registry);
         if is_clean {
             copies::end(self);
-            self.say_where_directories_are();
+            lasting::say_where_directories_are(self);
         }
         let others = if is_clean && self.link.release(PATIENCE) { self.link.leave(PATIENCE).ok() } else { None };
         if others.is_some_and(|others| others > 0) {
@@ -263,26 +263,6 @@ impl<F: Filesystem> Router<F> {
             tracing::warn!("the pool did not confirm that this member left");
         }
         true
-    }
-
-    /// So that working directories of programs at other members stay.
-    fn say_where_directories_are(&self) {
-        const SOME: usize = 1000;
-        let members = self.link.status(PATIENCE).map(|status| status.members).unwrap_or_default();
-        let say = |member: u32| {
-            let until = tick() + FAREWELL;
-            for some in self.link.looked_up(member, FAREWELL).chunks(SOME) {
-                let ask = Ask::Leaves { directories: some.to_vec() };
-                // (A member that is not reached answers ESTALE for them.)
-                let _ = self.link.call(member, &Call { uid: 0, gid: 0, ask }, None, &mut |_| tick() < until);
-            }
-        };
-        std::thread::scope(|scope| {
-            for other in members.iter().filter(|other| other.member != self.link.member()) {
-                // (Without a thread that member does not learn it.)
-                let _ = std::thread::Builder::new().spawn_scoped(scope, || say(other.member));
-            }
-        });
     }
 
     /// Where a request about the directory goes. A change claims a directory of the store first.

@@ -11,12 +11,13 @@ use std::time::Duration;
 
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
+use surgetank_types::clock::tick;
 use surgetank_types::error::FsResult;
 use surgetank_types::model::{Caller, FileId, FileLock, LockRequest};
 
-use super::super::call::Stored;
-use super::Router;
+use super::super::call::{Ask, Call, Stored};
 use super::remote::Remote;
+use super::{FAREWELL, PATIENCE, Router};
 use crate::mount::request::{FilePlace, ReleaseFlags};
 use crate::mount::{
     Agreed, Attributes, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened, OpenedDirectory, SetAttr,
@@ -382,4 +383,24 @@ impl<F: Filesystem> Filesystem for Lasting<F> {
     fn access(&self, caller: &Caller, id: u64, mask: u32) -> FsResult<()> {
         self.present(caller, id, |id, _| self.0.access(caller, id, mask))
     }
+}
+
+/// So that working directories of programs at other members stay.
+pub(super) fn say_where_directories_are<F: Filesystem>(router: &Router<F>) {
+    const SOME: usize = 1000;
+    let members = router.link.status(PATIENCE).map(|status| status.members).unwrap_or_default();
+    let say = |member: u32| {
+        let until = tick() + FAREWELL;
+        for some in router.link.looked_up(member, FAREWELL).chunks(SOME) {
+            let ask = Ask::Leaves { directories: some.to_vec() };
+            // (A member that is not reached answers ESTALE for them.)
+            let _ = router.link.call(member, &Call { uid: 0, gid: 0, ask }, None, &mut |_| tick() < until);
+        }
+    };
+    std::thread::scope(|scope| {
+        for other in members.iter().filter(|other| other.member != router.link.member()) {
+            // (Without a thread that member does not learn it.)
+            let _ = std::thread::Builder::new().spawn_scoped(scope, || say(other.member));
+        }
+    });
 }
