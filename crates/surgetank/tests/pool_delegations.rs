@@ -182,6 +182,8 @@ fn agents_are_replaced_and_nothing_stale_is_answered() {
         fs::rename(owner.join("new"), owner.join("file")).unwrap();
         assert_eq!(other.join("file").metadata().unwrap().len(), 5);
         assert_eq!(fs::read(other.join("file")).unwrap(), b"newer");
+        // (The agent's first look may be its last: another one serves the open file then.)
+        assert_eq!(open.metadata().unwrap().len(), 3);
         let mut content = String::new();
         open.read_to_string(&mut content).unwrap();
         assert_eq!(content, "old");

@@ -330,12 +330,20 @@ pub enum Ask {
     MadeAgain {
         paths: Vec<Vec<u8>>,
     },
-    /// A read delegation of a directory of the receiver: [`Answer::Delegated`]. `from`: the names after so many.
+    /// A read delegation of a directory of the receiver: [`Answer::Delegated`]. `from`: the names after so many, of one that has
+    /// this number. (0: a new one.)
     Delegate {
         node: u64,
+        serial: u64,
         from: u64,
     },
-    /// The read delegations of these directories of the asking member end. Done: nothing of them is believed any more.
+    /// Is it still held? Done: yes.
+    IsDelegated {
+        node: u64,
+        serial: u64,
+    },
+    /// The read delegations of these directories of the asking member end. Without any: those of all. Done: nothing of them is
+    /// believed any more.
     Recall {
         nodes: Vec<u64>,
     },
@@ -386,6 +394,7 @@ impl Ask {
                 | Self::OldestAge
                 | Self::MadeAgain { .. }
                 | Self::Delegate { .. }
+                | Self::IsDelegated { .. }
                 | Self::Recall { .. }
                 | Self::Hold(_)
         )

@@ -447,6 +447,7 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         | Ask::OldestAge
         | Ask::MadeAgain { .. }
         | Ask::Delegate { .. }
+        | Ask::IsDelegated { .. }
         | Ask::Recall { .. }
         | Ask::Hold(_) => Err(Errno::OPNOTSUPP),
         Ask::HomeOf { node } => Ok(Answer::Home(homes::of(&*of.node(*node)?.fd)?.0)),

@@ -34,6 +34,8 @@ pub use turns::{Turns, UnderWay};
 /// So long after its last moment of service a member's lease has ended in any case.
 /// (A renewal may be under way for 4 s, then its connection is closed.)
 const OVER: Duration = Duration::from_secs(8);
+/// In the list of those that the next agent asks: the member has read delegations. (No pool has so many members.)
+const READS: u32 = 1 << 31;
 /// So long the process may take to say where a member is.
 const FINDING: Duration = Duration::from_secs(2);
 
@@ -186,13 +188,23 @@ impl Link {
     }
 
     /// Members to which an earlier agent of this member sent copies of its files.
-    pub fn holders(&self) -> &[u32] {
-        &self.me.holders
+    pub fn holders(&self) -> impl Iterator<Item = u32> {
+        self.me.holders.iter().copied().filter(|member| member & READS == 0)
+    }
+
+    /// Members to which an earlier agent of this member gave read delegations.
+    pub fn readers(&self) -> impl Iterator<Item = u32> {
+        self.me.holders.iter().filter(|member| **member & READS != 0).map(|member| member & !READS)
     }
 
     /// Before the member gets the first copy: the next agent will know that it may have some. Returns whether that is noted.
     pub fn may_hold(&self, member: u32, patience: Duration) -> bool {
         self.count(|id| ToProcess::MayHold { id, member }, patience).is_ok()
+    }
+
+    /// The same before it gets the first read delegation.
+    pub fn may_read(&self, member: u32, patience: Duration) -> bool {
+        self.may_hold(member | READS, patience)
     }
 
     /// The process that acts for other members on this machine.

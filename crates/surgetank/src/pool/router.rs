@@ -144,6 +144,7 @@ impl<F: Filesystem> Router<F> {
             namespace.pooled.adopts_none();
         }
         let outgoing = copies::Outgoing::new(&link);
+        let delegating = delegating::Given::new(&link);
         let order = Arc::new(order::Order::new(link.clone()));
         namespace.set_members(Arc::new(serving::Others { link: link.clone(), order: order.clone() }));
         let others = Arc::new(Others::new(link.clone()));
@@ -169,7 +170,7 @@ impl<F: Filesystem> Router<F> {
             outgoing,
             held: held::Held::default(),
             closing: closing::Closing::default(),
-            delegating: delegating::Given::default(),
+            delegating,
             delegated: delegated::Delegated::default(),
             here: here::Here::default(),
             order,
@@ -183,6 +184,7 @@ impl<F: Filesystem> Router<F> {
         // (Set once.)
         let _ = self.drains.set(drains);
         copies::begin(self);
+        delegating::begin(self);
         self.link.serve(self.clone());
         // (What was given before is not noted.)
         self.namespace.pooled.is_given(b"");
@@ -569,7 +571,8 @@ impl<F: Filesystem> Agent for Router<F> {
                 Answer::Bytes(report.and_then(|report| serde_json::to_vec(&report).ok()).unwrap_or_default())
             }
             Ask::Hold(hold) => held::asked(self, member, hold),
-            Ask::Delegate { node, from } => delegating::give(self, member, *node, *from),
+            Ask::Delegate { node, serial, from } => delegating::give(self, member, *node, (*serial, *from)),
+            Ask::IsDelegated { node, serial } => delegating::is_held(self, member, *node, *serial),
             Ask::Recall { nodes } => {
                 self.delegated.recalled(member, nodes);
                 Answer::Done

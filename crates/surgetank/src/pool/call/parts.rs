@@ -163,6 +163,7 @@ pub struct Listed {
 /// A directory that the asking member may answer for, until it is recalled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Delegated {
+    pub serial: u64,
     pub attr: Attr,
     /// In their order.
     pub names: Vec<DelegatedName>,

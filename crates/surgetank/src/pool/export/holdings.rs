@@ -18,7 +18,7 @@ use surgetank_types::clock::tick;
 use surgetank_types::model::{Attr, Kind};
 
 use super::locks::Description;
-use super::place::{Place, Root, attr_of};
+use super::place::{Place, Root, attr_of, reopened};
 use crate::pool::call::{Found, Listed, Stored};
 use crate::pool::rendezvous::meeting::Meeting;
 
@@ -142,10 +142,21 @@ impl Holdings {
         self.node_below(number, DEPTH_MAX)
     }
 
-    /// A file that the member has not looked up: it answers for its directory.
+    /// A file that the member has not looked up: it answers for its directory. One without a name may be open.
     fn node_by_number(&self, number: u64) -> Result<Node, Errno> {
-        let place = self.root.by_number(number)?;
-        Ok(Node { fd: Arc::new(place.fd), kind: place.attr.kind })
+        if let Ok(place) = self.root.by_number(number) {
+            return Ok(Node { fd: Arc::new(place.fd), kind: place.attr.kind });
+        }
+        let open = {
+            let tables = self.tables();
+            let is_of_it = |handle: &&Handle| matches!(handle, Handle::File(file) if file.node == number);
+            let is_open = tables.files.contains_key(&number);
+            is_open.then(|| tables.handles.values().find(is_of_it).cloned()).flatten()
+        };
+        match open {
+            Some(Handle::File(file)) => Ok(Node { fd: Arc::new(reopened(&file.fd, OFlags::PATH)?), kind: Kind::File }),
+            _ => Err(Errno::STALE),
+        }
     }
 
     /// `depth`: so many directories may have to be opened. (Names that have changed may lead in a circle.)
@@ -163,12 +174,11 @@ impl Holdings {
         };
         let directory = self.node_below(parent, depth.checked_sub(1).ok_or(Errno::STALE)?)?;
         let place = match self.root.of_name(&*directory.fd, &name) {
-            Err(Errno::NOENT | Errno::NOTDIR) => return Err(Errno::STALE),
-            place => place?,
+            Ok(place) if place.number == number => place,
+            // (The member may have looked it up under another name, without a request.)
+            Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => return self.node_by_number(number),
+            Err(why) => return Err(why),
         };
-        if place.number != number {
-            return Err(Errno::STALE);
-        }
         let fd = Arc::new(place.fd);
         let mut tables = self.tables();
         if let Some(counted) = tables.nodes.get_mut(&number) {

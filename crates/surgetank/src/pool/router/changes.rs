@@ -36,7 +36,7 @@ pub(super) fn remove_directory<F: Filesystem>(
             return Err(NOT_OWNER.into());
         }
         door.rmdir(caller, parent, name)?;
-        delegating::recall(router, &[Some(parent), dir.map(|dir| dir.0)].into_iter().flatten().collect::<Vec<_>>())?;
+        delegating::recall(router, &[Some(parent), dir.map(|dir| dir.0)].into_iter().flatten().collect::<Vec<_>>());
         dir.into_iter().for_each(|dir| router.await_seen(caller, dir));
         Ok(())
     };
@@ -75,7 +75,8 @@ pub(super) fn rename<F: Filesystem>(router: &Router<F>, caller: &Caller, names: 
         } else {
             rename().inspect(|()| lost::made(router, to.0, to.1))?;
         }
-        delegating::recall(router, &concerned.into_iter().flatten().collect::<Vec<_>>())
+        delegating::recall(router, &concerned.into_iter().flatten().collect::<Vec<_>>());
+        Ok(())
     };
     let renamed = router.within(caller, way, here, there);
     if is_between.get() {

@@ -25,7 +25,7 @@ use super::super::link::{Link, NoAnswer};
 use super::super::replicas::{Copies, Hold, LISTED_MAX, Record, Sum};
 use super::adopt::Names;
 use super::lengths::end_name;
-use super::{PATIENCE, Router, held, sending};
+use super::{PATIENCE, Router, delegating, held, sending};
 use crate::mount::request::ReleaseFlags;
 use crate::mount::{Filesystem, Opened, killed_at_close};
 
@@ -81,7 +81,7 @@ impl Outgoing {
             queue: Mutex::default(),
             news: Condvar::new(),
             are_known: AtomicBool::new(!link.had_earlier()),
-            unasked: Mutex::new(link.holders().iter().copied().collect()),
+            unasked: Mutex::new(link.holders().collect()),
             noted: Mutex::default(),
             attempts: AtomicU64::new(start),
             begun: tick(),
@@ -420,14 +420,9 @@ pub(super) fn opened<F: Filesystem>(router: &Router<F>, id: u64, opened: &Opened
     changed(router, &[Some(FileId(id))]).inspect_err(|_| end_name(router, id, opened.fh, ReleaseFlags::default()))
 }
 
-/// What an earlier agent gave to other members is known.
-pub(super) fn are_known<F: Filesystem>(router: &Router<F>) -> bool {
-    router.outgoing.are_known.load(Ordering::Acquire)
-}
-
-pub(super) fn await_known<F: Filesystem>(router: &Router<F>) -> FsResult<()> {
+fn await_known<F: Filesystem>(router: &Router<F>) -> FsResult<()> {
     let until = tick() + PATIENCE;
-    while !are_known(router) {
+    while !router.outgoing.are_known.load(Ordering::Acquire) {
         router.pause(until)?;
     }
     Ok(())
@@ -510,6 +505,7 @@ pub(super) fn comes_home<F: Filesystem>(router: &Router<F>, id: FileId) -> bool 
     match replicas.open(copy).and_then(|copy| replicas.comes_home(id, version, &copy)) {
         Ok(comes) => {
             if comes {
+                delegating::changed(router, id.0);
                 tracing::info!(number = id.0, "a file has its content from a copy: its home is lost");
             }
             comes

@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use surgetank_types::clock::tick;
+use surgetank_types::clock::{tick, uptime};
 use surgetank_types::error::FsResult;
 use surgetank_types::model::{Attr, Caller, Kind};
 
 use super::super::call::{Answer, Ask, Call, DelegatedName, Listed};
 use super::Router;
-use super::delegating::{BELIEVED, STILL};
+use super::delegating::BELIEVED;
 use super::remote::{At, MARK};
 use super::rights::permits;
 use crate::mount::{Attributes, Entry, Filesystem, Looked, OpenedDirectory};
@@ -52,7 +52,6 @@ const CONTENTS_BYTES_MAX: usize = 64 << 20;
 type Key = (u32, u64);
 
 /// The delegations that this member has.
-#[derive(Default)]
 pub(super) struct Delegated {
     directories: RwLock<HashMap<Key, State>>,
     count: AtomicUsize,
@@ -78,9 +77,12 @@ struct Directory {
     attr: Attr,
     /// In their order.
     names: Vec<DelegatedName>,
-    since: Instant,
-    /// Its owner was asked then, and said that it holds.
-    confirmed: Mutex<Instant>,
+    /// Its number at the owner.
+    serial: u64,
+    since: Duration,
+    /// When its owner was asked (of [`uptime`], which goes on while the machine sleeps), and said that it holds. `None`: it said
+    /// that it does not, or nothing.
+    confirmed: Mutex<Option<Duration>>,
     /// So many members were lost then.
     losses: usize,
 }
@@ -113,6 +115,15 @@ struct LookedUp {
     directory: Key,
     /// Of the name there.
     index: u32,
+}
+
+impl Default for Delegated {
+    fn default() -> Self {
+        // (An earlier agent's handles have smaller numbers.)
+        let next = u64::try_from(uptime().as_nanos()).unwrap_or(0) & (LISTED_HERE - 1);
+        let (directories, count, uses, looked, counted, contents) = Default::default();
+        Self { directories, count, uses, looked, counted, contents, next_handle: AtomicU64::new(next) }
+    }
 }
 
 impl Delegated {
@@ -152,22 +163,27 @@ impl Delegated {
         }
     }
 
-    /// The owner recalls them.
+    /// The owner recalls them. Without any: all of its.
     pub fn recalled(&self, member: u32, nodes: &[u64]) {
+        if nodes.is_empty() {
+            self.all_recalled(member);
+        }
         for node in nodes {
             let key = (member, *node);
             if let Some(State::Asked { recalled }) = self.write().get_mut(&key) {
                 *recalled = true;
             }
             let before = self.remove(key);
-            self.has_ended(key, before.is_some_and(|before| before.since.elapsed() >= LONG));
+            self.has_ended(key, before.is_some_and(|before| uptime().saturating_sub(before.since) >= LONG));
         }
     }
 
-    /// All of one owner: its agent was replaced, and does not know them.
-    pub fn all_recalled(&self, member: u32) {
+    /// The owner's agent was replaced, and does not know them.
+    fn all_recalled(&self, member: u32) {
         let nodes: Vec<u64> = self.read().keys().filter(|(of, _)| *of == member).map(|(_, node)| *node).collect();
-        self.recalled(member, &nodes);
+        if !nodes.is_empty() {
+            self.recalled(member, &nodes);
+        }
     }
 
     fn remove(&self, key: Key) -> Option<Arc<Directory>> {
@@ -266,20 +282,19 @@ fn of<F: Filesystem>(router: &Router<F>, key: Key) -> Option<Arc<Directory>> {
 fn is_confirmed<F: Filesystem>(router: &Router<F>, key: Key, directory: &Directory) -> bool {
     // (One thread asks, and others wait for it.)
     let mut confirmed = directory.confirmed.lock().unwrap_or_else(PoisonError::into_inner);
-    if confirmed.elapsed() < BELIEVED {
+    let now = uptime();
+    let Some(last) = *confirmed else { return false };
+    if now.saturating_sub(last) < BELIEVED {
         return true;
     }
-    let now = tick();
-    let holds = matches!(ask(router, key, STILL), Some(Answer::Done));
-    if holds {
-        *confirmed = now;
-    }
-    holds
+    let still = Ask::IsDelegated { node: key.1, serial: directory.serial };
+    *confirmed = matches!(ask(router, key.0, still), Some(Answer::Done)).then_some(now);
+    confirmed.is_some()
 }
 
-fn ask<F: Filesystem>(router: &Router<F>, (member, node): Key, from: u64) -> Option<Answer> {
+fn ask<F: Filesystem>(router: &Router<F>, member: u32, ask: Ask) -> Option<Answer> {
     let until = tick() + ASKING;
-    let call = Call { uid: 0, gid: 0, ask: Ask::Delegate { node, from } };
+    let call = Call { uid: 0, gid: 0, ask };
     router.link.call(member, &call, None, &mut |_| tick() < until && !crate::mount::killed()).ok()
 }
 
@@ -310,16 +325,17 @@ pub(super) fn answered<F: Filesystem>(router: &Router<F>, at: At) {
 
 fn bring<F: Filesystem>(router: &Router<F>, key: Key) -> Option<Directory> {
     // (A loss from now on ends it.)
-    let (losses, begun) = (router.link.losses(), tick());
-    let mut all: Vec<DelegatedName> = Vec::new();
+    let (losses, since) = (router.link.losses(), uptime());
+    let (mut all, mut serial) = (Vec::<DelegatedName>::new(), 0);
     loop {
-        match ask(router, key, all.len() as u64) {
+        match ask(router, key.0, Ask::Delegate { node: key.1, serial, from: all.len() as u64 }) {
             Some(Answer::Delegated(part)) => {
+                serial = part.serial;
                 let is_all = part.is_all || part.names.is_empty();
                 all.extend(part.names);
                 if is_all {
-                    let confirmed = Mutex::new(begun);
-                    return Some(Directory { attr: part.attr, names: all, since: tick(), confirmed, losses });
+                    let confirmed = Mutex::new(Some(since));
+                    return Some(Directory { attr: part.attr, names: all, serial, since, confirmed, losses });
                 }
             }
             Some(Answer::Failed(why)) if why == Errno::OPNOTSUPP.raw_os_error() => {
@@ -429,6 +445,7 @@ pub(super) fn read<F: Filesystem>(router: &Router<F>, fh: u64, offset: u64, buff
 pub(super) fn opendir<F: Filesystem>(router: &Router<F>, caller: &Caller, at: At) -> Option<OpenedDirectory> {
     of(router, (at.member, at.node)).filter(|directory| permits(&directory.attr, caller, 4))?;
     let number = router.delegated.next_handle.fetch_add(1, Ordering::Relaxed);
+    let number = number & (LISTED_HERE - 1);
     Some(OpenedDirectory { fh: MARK | LISTED_HERE | number, ..OpenedDirectory::default() })
 }
 

@@ -163,7 +163,11 @@ impl<F: Filesystem> Filesystem for Router<F> {
             (_, Err(fault)) if fault.errno == Errno::NOENT => Ok(Looked::Missing { ttl: TTL }),
             (_, Err(fault)) => Err(fault),
         };
-        let there = |at: At| delegated::look_up(self, caller, at, name).map_or_else(|| asked(at), Ok);
+        let there = |at: At| {
+            // (A file that was gone when it was opened is looked up at its owner.)
+            let known = if self.remote.is_stale() { None } else { delegated::look_up(self, caller, at, name) };
+            known.map_or_else(|| asked(at), Ok)
+        };
         if let Some(answer) = homes::look_up_directory(self, caller, (parent, name)) {
             return answer;
         }
@@ -219,7 +223,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
         let way = || self.way_of(caller, id, Does::Changes);
         let here = |_: &F| {
             let changed = homes::set(self, caller, id, change)?;
-            delegating::changed(self, id)?;
+            delegating::changed(self, id);
             if changed.attr.kind == Kind::Directory {
                 self.await_seen(caller, FileId(id));
             }
@@ -286,7 +290,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
         };
         let make = |door: &F| {
             let linked = door.link(caller, id, new_parent, new_name)?;
-            delegating::changed(self, id)?;
+            delegating::changed(self, id);
             Ok(linked)
         };
         let here = |door: &F| lost::making(self, caller, (new_parent, new_name), || make(door));
@@ -311,7 +315,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
         let here = |_: &F| {
             let opened = homes::open_name(self, caller, id, flags, kill_suidgid)?;
             if !reads {
-                delegating::changed(self, id)?;
+                delegating::changed(self, id);
             }
             Ok(opened)
         };
@@ -356,7 +360,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
             let make = || door.create(caller, parent, name, perm, flags, kill_suidgid);
             let made = lost::making(self, caller, (parent, name), make)?;
             let created = homes::created(self, caller, flags, made)?;
-            delegating::changed(self, created.0.id)?;
+            delegating::changed(self, created.0.id);
             Ok(created)
         };
         shim::uses_names(self, caller, parent);
@@ -542,7 +546,8 @@ impl<F: Filesystem> Filesystem for Router<F> {
         let way = || self.way_of(caller, id, Does::Changes);
         let here = |door: &F| {
             door.setxattr(caller, id, name, value, flags)?;
-            delegating::changed(self, id)
+            delegating::changed(self, id);
+            Ok(())
         };
         self.within(caller, way, here, there)
     }
@@ -560,7 +565,8 @@ impl<F: Filesystem> Filesystem for Router<F> {
         let way = || self.way_of(caller, id, Does::Changes);
         let here = |door: &F| {
             door.removexattr(caller, id, name)?;
-            delegating::changed(self, id)
+            delegating::changed(self, id);
+            Ok(())
         };
         self.within(caller, way, here, there)
     }

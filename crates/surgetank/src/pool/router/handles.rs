@@ -260,11 +260,16 @@ impl<F: Filesystem> Router<F> {
     /// All names of the directory, as they were when it was read from its beginning.
     fn names_there(&self, caller: &Caller, id: u64, fh: u64, offset: u64) -> FsResult<std::sync::Arc<Vec<Listed>>> {
         let known = self.listings.lock().unwrap_or_else(PoisonError::into_inner).get(&fh).cloned();
-        if let Some(names) = known.filter(|_| offset > 0) {
-            return Ok(names);
+        if let Some(names) = known.as_ref().filter(|_| offset > 0) {
+            return Ok(names.clone());
         }
         let is_here = delegated::is_listed_here(fh);
-        let names = if is_here { delegated::names(self, caller, id) } else { self.listed_there(caller, fh) }?;
+        let names = if is_here { delegated::names(self, caller, id) } else { self.listed_there(caller, fh) };
+        // (An open directory stays readable, whoever may open it by now.)
+        let names = match (names, known) {
+            (Err(_), Some(known)) if is_here => return Ok(known),
+            (names, _) => names?,
+        };
         let names = std::sync::Arc::new(names);
         self.listings.lock().unwrap_or_else(PoisonError::into_inner).insert(fh, names.clone());
         Ok(names)

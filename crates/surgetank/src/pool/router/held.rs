@@ -172,7 +172,6 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, hold: &Hold)
             }
         }
         Hold::List { since, first } => {
-            router.delegated.all_recalled(member);
             // (From now on none of an earlier agent comes.)
             let mut all = router.held.since();
             all.insert(member, *since);

@@ -12,8 +12,8 @@ use surgetank_types::error::FsResult;
 use surgetank_types::model::{Attr, Caller, FileId};
 
 use super::super::call::{Answer, Ask, Content};
-use super::Router;
 use super::homes::agent;
+use super::{Router, delegating};
 use crate::mount::Filesystem;
 use crate::mount::request::ReleaseFlags;
 
@@ -52,6 +52,8 @@ pub(super) fn end_name<F: Filesystem>(router: &Router<F>, id: u64, fh: u64, flag
         // (The plain file here is one hole.)
         if let Some(content) = content {
             homes.takes_blocks(FileId(id), content.blocks);
+            // (It may have been looked at since it was closed.)
+            delegating::changed(router, id);
         }
     }
 }
@@ -113,7 +115,10 @@ pub(super) fn bring_unknown<F: Filesystem>(router: &Router<F>) {
             (Ok(there), Ok(here)) if there.size_bytes != here.attr.size_bytes => {
                 // (As a program that opens the file for writing and closes it.)
                 match router.door.open(&agent(), id, OFlags::WRONLY, false) {
-                    Ok(opened) => end_name(router, id, opened.fh, ReleaseFlags::default()),
+                    Ok(opened) => {
+                        delegating::changed(router, id);
+                        end_name(router, id, opened.fh, ReleaseFlags::default());
+                    }
                     Err(fault) if fault.errno == Errno::STALE => {}
                     Err(_) => router.lengths.unknown(id),
                 }

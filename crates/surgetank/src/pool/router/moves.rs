@@ -240,7 +240,7 @@ impl<F: Filesystem> Rename<'_, F> {
             let arrived = self.router.namespace.moves.arrive(self.caller, (FileId(dir), name), what, how)?;
             if arrived.is_some() {
                 lost::made(self.router, dir, name);
-                delegating::recall(self.router, &[dir])?;
+                delegating::recall(self.router, &[dir]);
             }
             Ok(arrived)
         };
@@ -425,7 +425,7 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -
             before.filter(|before| before.0 != id).inspect(|before| moves.is_gone(*before));
             copies::changed(router, &[before])?;
             lost::made(router, *parent, name);
-            delegating::recall(router, &[*parent])?;
+            delegating::recall(router, &[*parent]);
             moves.await_forgotten(dir, name, was_known);
             Ok(Answer::Count(id))
         }),
@@ -437,7 +437,7 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -
                 return Ok(Answer::Changed);
             }
             copies::changed(router, &[Some(FileId(moved.number))])?;
-            delegating::recall(router, &[*parent])?;
+            delegating::recall(router, &[*parent]);
             moves.await_forgotten(dir, name, was_known);
             Ok(Answer::Done)
         }),

@@ -80,6 +80,8 @@ pub(super) struct Remote {
     pub written: Arc<Written>,
     pub parents: Parents,
     answers: AtomicU64,
+    /// When a member last said that it does not know a node any more.
+    stale: Mutex<Option<Instant>>,
 }
 
 /// Look-ups to be taken back: by member and node, how many.
@@ -142,8 +144,8 @@ impl Remote {
         if let Err(why) = begun {
             tracing::warn!(%why, "other members keep what programs have forgotten");
         }
-        let (directories, listed, files, replaced, parents, answers) = Default::default();
-        Self { link, directories, listed, files, replaced, forgotten, written, parents, answers }
+        let (directories, listed, files, replaced, parents, answers, stale) = Default::default();
+        Self { link, directories, listed, files, replaced, forgotten, written, parents, answers, stale }
     }
 
     /// How often other members have answered requests of programs here.
@@ -409,7 +411,12 @@ impl Remote {
         let answer = self.link.call(at.member, &call, once, &mut patient);
         self.answers.fetch_add(1, Ordering::SeqCst);
         let mut answer = match answer {
-            Ok(Answer::Failed(errno)) => return Err(Errno::from_raw_os_error(errno).into()),
+            Ok(Answer::Failed(errno)) => {
+                if errno == Errno::STALE.raw_os_error() {
+                    *hold(&self.stale) = Some(tick());
+                }
+                return Err(Errno::from_raw_os_error(errno).into());
+            }
             // (It may be leaving, or be about to: it serves again, or is gone soon.)
             Ok(Answer::NotOwner) => return Err(NOT_OWNER.into()),
             Err(NoAnswer::Gone) => return Err(gone.into()),
@@ -429,9 +436,17 @@ impl Remote {
         Ok(answer)
     }
 
-    /// Takes back look-ups.
+    /// A member has just said that it does not know a node any more: names are looked up there again.
+    pub fn is_stale(&self) -> bool {
+        hold(&self.stale).is_some_and(|at| at.elapsed() < REPLACED)
+    }
+
+    /// Takes back look-ups. (None: the kernel has forgotten the file, and its owner counted none.)
     pub fn forget(&self, member: u32, node: u64, count: u64) {
         self.written.forget(member, node);
+        if count == 0 {
+            return;
+        }
         let mut nodes = hold(&self.forgotten.nodes);
         *nodes.entry((member, node)).or_default() += count;
         if nodes.len() == 1 {

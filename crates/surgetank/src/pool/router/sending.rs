@@ -198,7 +198,7 @@ fn send<F: Filesystem>(
 }
 
 /// The next agent will ask the member what it has.
-pub(super) fn note_holder<F: Filesystem>(router: &Router<F>, member: u32) -> std::io::Result<()> {
+fn note_holder<F: Filesystem>(router: &Router<F>, member: u32) -> std::io::Result<()> {
     let noted = || router.outgoing.noted.lock().unwrap_or_else(PoisonError::into_inner);
     if noted().contains(&member) || member == router.link.member() {
         return Ok(());

@@ -46,7 +46,7 @@ impl<F: Filesystem> Membership for Router<F> {
             None => false,
         };
         // (Of a directory that another member answers for, the mount makes changes known there.)
-        let is_given = self.delegating.is_given(dir.0);
+        let is_given = self.delegating.may_be_given(dir.0);
         let serves = is_ours && !is_given && self.link.may_serve() && !self.leaving.load(Ordering::SeqCst);
         if serves {
             act();
