@@ -535,7 +535,7 @@ fn operations_at_another_member_cost_few_round_trips() {
     let Some(mut pool) = Pool::start("trips", 2) else { return };
     let (here, there) = (pool.member(0).join("d"), pool.member(1).join("d"));
     fs::create_dir(&here).unwrap();
-    let cost = |what: &str, (times, each): (u64, u64), operation: &dyn Fn(u64)| {
+    let cost = |what: &str, times: u64, (least, each): (u64, u64), operation: &dyn Fn(u64)| {
         let calls = || -> u64 {
             let members = pool.status(1)["members"].clone();
             let other = members.as_array().unwrap().iter().find(|one| one["member"] == 1).unwrap();
@@ -547,19 +547,20 @@ fn operations_at_another_member_cost_few_round_trips() {
         let looks = 6 * (begun.elapsed().as_millis() as u64 / 100 + 2);
         let cost = calls() - before;
         eprintln!("{what}: {cost} calls for {times}");
-        assert!(cost >= times * each, "{what}: {cost} calls, so something was not counted");
+        assert!(cost >= times * least, "{what}: {cost} calls, so something was not counted");
         assert!(cost <= times * each + looks, "{what}: {cost} calls, at most {} and {looks}", times * each);
     };
-    cost("create and close", (200, 3), &|number| {
+    // (A member that answers for the directory looks names up itself.)
+    cost("create and close", 200, (2, 3), &|number| {
         let path = there.join(number.to_string());
         drop(OpenOptions::new().write(true).create_new(true).open(path).unwrap());
     });
-    cost("stat", (200, 1), &|number| assert!(fs::metadata(there.join(number.to_string())).unwrap().is_file()));
-    cost("unlink", (200, 3), &|number| fs::remove_file(there.join(number.to_string())).unwrap());
+    cost("stat", 200, (0, 1), &|number| assert!(fs::metadata(there.join(number.to_string())).unwrap().is_file()));
+    cost("unlink", 200, (2, 3), &|number| fs::remove_file(there.join(number.to_string())).unwrap());
     for number in 0..3000 {
         fs::write(here.join(number.to_string()), "").unwrap();
     }
     // (Opened, its attributes, listed three times and at its end, closed.)
-    cost("list of 3,000 names", (10, 7), &|_| assert_eq!(fs::read_dir(&there).unwrap().count(), 3000));
+    cost("list of 3,000 names", 10, (0, 7), &|_| assert_eq!(fs::read_dir(&there).unwrap().count(), 3000));
     pool.end();
 }

@@ -265,7 +265,7 @@ impl<F: Filesystem> Router<F> {
         }
         let is_here = delegated::is_listed_here(fh);
         let names = if is_here { delegated::names(self, caller, id) } else { self.listed_there(caller, fh) };
-        // (An open directory stays readable, whoever may open it by now.)
+        // (An open directory stays readable, also if its mode has changed.)
         let names = match (names, known) {
             (Err(_), Some(known)) if is_here => return Ok(known),
             (names, _) => names?,
