@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use surgetank_core::namespace::pooled::FILES_OF_A_MEMBER;
 use surgetank_types::clock::tick;
 use surgetank_types::error::FsResult;
-use surgetank_types::model::{Attr, Caller, FileId};
+use surgetank_types::model::{Attr, Caller, FileId, Kind};
 
 use super::super::call::{Ask, Content};
 use super::Router;
@@ -133,7 +133,14 @@ pub(super) fn attributes<F: Filesystem>(
     }
     let content = router.here.is_open(id).then(|| router.namespace.homes.content_for(at.node)).flatten();
     let Some(content) = content else {
-        return router.attributes_there(caller, at, Ask::Attributes { node: at.node, handle });
+        let parents = &router.remote.parents;
+        let before = parents.before();
+        let known = router.attributes_there(caller, at, Ask::Attributes { node: at.node, handle })?;
+        // (A claimed directory of the store: the kernel gets its name from this member, and asks each time.)
+        if known.attr.kind == Kind::Directory && !known.ttl.is_zero() {
+            parents.made_in((at.member, at.node), known.attr, tick() + known.ttl, before);
+        }
+        return Ok(known);
     };
     let mut known = router.attributes_there(caller, at, Ask::NameAttributes { node: at.node })?;
     join(&mut known.attr, &of_content(router, content)?.attr);
@@ -161,7 +168,7 @@ impl Parents {
         self.changes.load(Ordering::SeqCst)
     }
 
-    /// One was made. `attr`: as the kernel gets them. `until`: they may be believed.
+    /// One was made, or the directory's attributes were asked for. `attr`: as the kernel gets them. `until`: they may be believed.
     pub fn made_in(&self, directory: (u32, u64), attr: Attr, until: Instant, before: u64) {
         let mut known = self.hold();
         if self.before() != before {
