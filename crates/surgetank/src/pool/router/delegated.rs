@@ -314,12 +314,9 @@ pub(super) fn answered<F: Filesystem>(router: &Router<F>, at: At) {
     let brought = bring(router, key);
     let mut directories = delegated.write();
     let was_asked = directories.remove(&key);
-    match (brought, was_asked) {
-        (Some(directory), Some(State::Asked { recalled: false })) => {
-            directories.insert(key, State::Here(Arc::new(directory)));
-            delegated.count.fetch_add(1, Ordering::SeqCst);
-        }
-        _ => {}
+    if let (Some(directory), Some(State::Asked { recalled: false })) = (brought, was_asked) {
+        directories.insert(key, State::Here(Arc::new(directory)));
+        delegated.count.fetch_add(1, Ordering::SeqCst);
     }
 }
 
