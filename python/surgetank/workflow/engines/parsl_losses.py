@@ -51,7 +51,6 @@ class LostNodes(BasicMemoizer):  # type: ignore[misc, unused-ignore]
             )
         self._lock = threading.Lock()
         self._results: dict[Call, Any] = {}
-        self._pass = 0
         # Of this pass: equal calls, the call of each task, and what apps have made.
         self._calls: Counter[str] = Counter()
         self._of_task: dict[int, Call] = {}
@@ -89,7 +88,6 @@ class LostNodes(BasicMemoizer):  # type: ignore[misc, unused-ignore]
                 Path(path).unlink(missing_ok=True)
             logger.warning("a node of the pool was lost; apps whose files are missing run again")
             with self._lock:
-                self._pass += 1
                 self._calls.clear()
                 self._of_task.clear()
                 self._made.clear()
@@ -102,9 +100,10 @@ class LostNodes(BasicMemoizer):  # type: ignore[misc, unused-ignore]
         outputs, inputs = set(self._paths(_outputs(task))), set(self._paths(_inputs(task)))
         hashed = _hash(task)
         with self._lock:
-            call = (hashed, self._calls[hashed])
-            self._calls[hashed] += 1
-            self._of_task[task["id"]] = call
+            # (Of another try of one task, it is the same call.)
+            if (call := self._of_task.get(task["id"])) is None:
+                call = self._of_task[task["id"]] = (hashed, self._calls[hashed])
+                self._calls[hashed] += 1
             self._outputs |= outputs | set(self._paths(_streams(task)))
             has_run = call in self._results
             # (What another app has just made again lacks what this one did.)

@@ -70,13 +70,15 @@ pub(super) fn rename<F: Filesystem>(router: &Router<F>, caller: &Caller, names: 
         let concerned = [Some(parent), Some(new_parent), child(names.from), child(names.to)];
         let rename = || copies::rename(router, names, || adopt::rename(router, caller, names, taken.take()));
         let to = (new_parent, new_name);
-        if flags.contains(RenameFlags::NOREPLACE) {
-            lost::making(router, caller, to, rename)?;
+        let renamed = if flags.contains(RenameFlags::NOREPLACE) {
+            lost::making(router, caller, to, rename)
         } else {
-            rename().inspect(|()| lost::made(router, to.0, to.1))?;
+            rename().inspect(|()| lost::made(router, to.0, to.1))
+        };
+        if delegating::may_have_changed(&renamed) {
+            delegating::recall(router, &concerned.into_iter().flatten().collect::<Vec<_>>());
         }
-        delegating::recall(router, &concerned.into_iter().flatten().collect::<Vec<_>>());
-        Ok(())
+        renamed
     };
     let renamed = router.within(caller, way, here, there);
     if is_between.get() {

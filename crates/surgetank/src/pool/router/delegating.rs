@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use surgetank_core::namespace::pooled::{Child, Place};
 use surgetank_types::clock::{tick, uptime};
-use surgetank_types::error::FsResult;
+use surgetank_types::error::{Fault, FsResult};
 use surgetank_types::model::{Attr, FileId};
 
 use super::super::call::{Answer, Ask, Call, Delegated, DelegatedName};
@@ -331,9 +331,17 @@ pub(super) fn changing<F: Filesystem, T>(
     dir: u64,
     change: impl FnOnce() -> FsResult<T>,
 ) -> FsResult<T> {
-    let changed = change()?;
-    recall(router, &[dir]);
-    Ok(changed)
+    let changed = change();
+    if may_have_changed(&changed) {
+        recall(router, &[dir]);
+    }
+    changed
+}
+
+/// Has a request changed something? With these errors it may have: another member does not answer, or the program was killed.
+pub(super) fn may_have_changed<T>(changed: &FsResult<T>) -> bool {
+    let is_open = |fault: &Fault| [Errno::IO, Errno::INTR].contains(&fault.errno);
+    changed.as_ref().err().is_none_or(is_open)
 }
 
 /// The attributes of this file or directory have changed, or a program may write it from now on.

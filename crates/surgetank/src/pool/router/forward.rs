@@ -222,8 +222,11 @@ impl<F: Filesystem> Filesystem for Router<F> {
         };
         let way = || self.way_of(caller, id, Does::Changes);
         let here = |_: &F| {
-            let changed = homes::set(self, caller, id, change)?;
-            delegating::changed(self, id);
+            let changed = homes::set(self, caller, id, change);
+            if delegating::may_have_changed(&changed) {
+                delegating::changed(self, id);
+            }
+            let changed = changed?;
             if changed.attr.kind == Kind::Directory {
                 self.await_seen(caller, FileId(id));
             }
@@ -313,11 +316,11 @@ impl<F: Filesystem> Filesystem for Router<F> {
         }
         let way = || self.way_of(caller, id, does);
         let here = |_: &F| {
-            let opened = homes::open_name(self, caller, id, flags, kill_suidgid)?;
-            if !reads {
+            let opened = homes::open_name(self, caller, id, flags, kill_suidgid);
+            if !reads && delegating::may_have_changed(&opened) {
                 delegating::changed(self, id);
             }
-            Ok(opened)
+            opened
         };
         self.within(caller, way, here, there)
     }

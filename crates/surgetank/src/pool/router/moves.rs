@@ -423,9 +423,9 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -
             let arrived = numbered(request, || moves.arrive(&by(*who), (dir, name), &what, (*noreplace, request)))?;
             let Some(FileId(id)) = arrived else { return Err(Errno::AGAIN.into()) };
             before.filter(|before| before.0 != id).inspect(|before| moves.is_gone(*before));
+            delegating::recall(router, &[*parent]);
             copies::changed(router, &[before])?;
             lost::made(router, *parent, name);
-            delegating::recall(router, &[*parent]);
             moves.await_forgotten(dir, name, was_known);
             Ok(Answer::Count(id))
         }),
@@ -436,8 +436,8 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -
             if left == Left::Changed {
                 return Ok(Answer::Changed);
             }
-            copies::changed(router, &[Some(FileId(moved.number))])?;
             delegating::recall(router, &[*parent]);
+            copies::changed(router, &[Some(FileId(moved.number))])?;
             moves.await_forgotten(dir, name, was_known);
             Ok(Answer::Done)
         }),
