@@ -211,6 +211,19 @@ impl Replicas {
         self.base.tiers.device(device).open(&path, false)
     }
 
+    /// Opens the content of a sealed file in this directory, if it is on a tier here.
+    pub fn open_sealed(&self, id: FileId, dir: FileId) -> Option<File> {
+        let is_here = |tree: &Tree| {
+            let inode = tree.get(id).filter(|inode| inode.attr.kind == Kind::File && inode.sealed)?;
+            // (What is fetched from the store may be incomplete.)
+            let is_whole = inode.home().is_none() && inode.spill().is_none() && !inode.may_be_copy();
+            let is_there = inode.logical.as_ref().is_some_and(|(at, _)| *at == dir);
+            (is_whole && is_there && !surgetank_state::is_for_another(tree, id)).then_some(())
+        };
+        is_here(&self.files.metadata.read_tree())?;
+        self.open(id).ok()
+    }
+
     /// Is the file as it was then? From now on the shim does not write it without a request.
     pub fn is_still(&self, id: FileId, then: &Sealed) -> bool {
         let _inode = self.files.metadata.lock_inode(id);

@@ -100,12 +100,6 @@ pub enum Ask {
         node: u64,
         flags: u32,
     },
-    /// The same for reading. The answer has the content, if it has no more than these bytes: [`Answer::OpenedWith`].
-    OpenToRead {
-        node: u64,
-        flags: u32,
-        bytes: u32,
-    },
     /// Opens for reading what the asking member has open as `key`: a file of the store that it opened before this member
     /// claimed the directory. The same key gets the same handle.
     OpenMoved {
@@ -342,6 +336,12 @@ pub enum Ask {
         node: u64,
         serial: u64,
     },
+    /// The content of small files in a directory that is delegated with this number: [`Answer::Contents`].
+    Contents {
+        node: u64,
+        serial: u64,
+        files: Vec<u64>,
+    },
     /// The read delegations of these directories of the asking member end. Without any: those of all. Done: nothing of them is
     /// believed any more.
     Recall {
@@ -395,6 +395,7 @@ impl Ask {
                 | Self::MadeAgain { .. }
                 | Self::Delegate { .. }
                 | Self::IsDelegated { .. }
+                | Self::Contents { .. }
                 | Self::Recall { .. }
                 | Self::Hold(_)
         )
@@ -417,10 +418,6 @@ pub enum Answer {
     Opened {
         handle: u64,
         waits: bool,
-    },
-    OpenedWith {
-        handle: u64,
-        content: Vec<u8>,
     },
     Created {
         found: Found,
@@ -456,6 +453,11 @@ pub enum Answer {
     Lock(Lock),
     Departs(Departs),
     Delegated(Box<Delegated>),
+    /// In the order of the files: how long each one is, and then all of them. `None`: it is not given.
+    Contents {
+        lengths: Vec<Option<u32>>,
+        content: Vec<u8>,
+    },
     /// The file was written while it was to leave.
     Changed,
     /// The number of the error.

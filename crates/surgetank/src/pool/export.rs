@@ -266,9 +266,7 @@ impl Export {
         let is_home = matches!(call.ask, Ask::OpenHome { .. });
         let _user = if gives_back || is_home { None } else { self.own.switched(call.uid, call.gid)? };
         let _named = match call.ask {
-            Ask::Open { .. } | Ask::OpenToRead { .. } | Ask::Create { .. } | Ask::NameAttributes { .. } => {
-                Some(Named::opens(member))
-            }
+            Ask::Open { .. } | Ask::Create { .. } | Ask::NameAttributes { .. } => Some(Named::opens(member)),
             Ask::Flush { .. } => Some(Named::closes(member)),
             _ => None,
         };
@@ -400,7 +398,6 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         }
         Ask::Link { node, new_parent, new_name } => names::link(of, *node, *new_parent, new_name),
         Ask::Open { node, flags } => content::open(of, *node, *flags),
-        Ask::OpenToRead { node, flags, bytes } => content::open_to_read(of, *node, *flags, *bytes),
         Ask::OpenMoved { node, key } => content::open_moved(of, *node, *key),
         Ask::CloseMoved { key } => content::close_moved(of, *key),
         Ask::Create { parent, name, perm, flags } => content::create(of, *parent, name, *perm, *flags),
@@ -448,6 +445,7 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         | Ask::MadeAgain { .. }
         | Ask::Delegate { .. }
         | Ask::IsDelegated { .. }
+        | Ask::Contents { .. }
         | Ask::Recall { .. }
         | Ask::Hold(_) => Err(Errno::OPNOTSUPP),
         Ask::HomeOf { node } => Ok(Answer::Home(homes::of(&*of.node(*node)?.fd)?.0)),

@@ -9,6 +9,7 @@
 
 mod adopt;
 mod believed;
+mod bundles;
 mod changes;
 mod closing;
 mod copies;
@@ -106,6 +107,7 @@ pub struct Router<F> {
     /// Read delegations of this member's directories, and those of other members' that it has.
     delegating: delegating::Given,
     delegated: delegated::Delegated,
+    bundles: bundles::Bundles,
     here: here::Here,
     order: Arc<order::Order>,
     shim: shim::Shim,
@@ -172,6 +174,7 @@ impl<F: Filesystem> Router<F> {
             closing: closing::Closing::default(),
             delegating,
             delegated: delegated::Delegated::default(),
+            bundles: bundles::Bundles::default(),
             here: here::Here::default(),
             order,
             shim: shim::Shim::default(),
@@ -244,6 +247,7 @@ impl<F: Filesystem> Router<F> {
         self.left.store(true, Ordering::SeqCst);
         shim::stop(self);
         delegating::end(self);
+        bundles::end(self);
         // (With the registry the pool ends, and no other member is left.)
         let is_clean = clean() || self.link.status(PATIENCE).is_ok_and(|status| status.has_registry);
         if is_clean {
@@ -573,8 +577,9 @@ impl<F: Filesystem> Agent for Router<F> {
             Ask::Hold(hold) => held::asked(self, member, hold),
             Ask::Delegate { node, serial, from } => delegating::give(self, member, *node, (*serial, *from)),
             Ask::IsDelegated { node, serial } => delegating::is_held(self, member, *node, *serial),
+            Ask::Contents { node, serial, files } => delegating::contents(self, member, (*node, *serial), files),
             Ask::Recall { nodes } => {
-                self.delegated.recalled(member, nodes);
+                delegated::recalled(self, member, nodes);
                 Answer::Done
             }
             ask @ (Ask::LostWith { .. } | Ask::MadeAgain { .. }) => lost::asked(self, ask),

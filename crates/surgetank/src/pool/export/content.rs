@@ -13,7 +13,7 @@ use rustix::fs::{
 use rustix::io::{Errno, pread, pwrite, retry_on_intr};
 use surgetank_types::model::Kind;
 
-use super::holdings::{Closed, Handle, Holdings, Listing, OpenFile};
+use super::holdings::{Closed, Handle, Holdings, Listing, Node, OpenFile};
 use super::homes::{self, CONTENT};
 use super::names::perm_bits;
 use super::place::{attr_of, last_error, open_name, path_of, reopened};
@@ -34,8 +34,10 @@ pub(super) fn chosen(flags: u32, also: OFlags) -> Result<OFlags, Errno> {
 
 /// Opens a regular file.
 pub fn open(of: &Holdings, number: u64, flags: u32) -> Result<Answer, Errno> {
-    let flags = chosen(flags, OFlags::empty())?;
-    let node = of.node(number)?;
+    open_node(of, number, of.node(number)?, chosen(flags, OFlags::empty())?)
+}
+
+fn open_node(of: &Holdings, number: u64, node: Node, flags: OFlags) -> Result<Answer, Errno> {
     match node.kind {
         Kind::File => {}
         Kind::Directory => return Err(Errno::ISDIR),
@@ -48,23 +50,13 @@ pub fn open(of: &Holdings, number: u64, flags: u32) -> Result<Answer, Errno> {
     Ok(home.map_or(Answer::Opened { handle, waits }, |home| Answer::OpenedAt { handle, home, waits }))
 }
 
-/// The same for reading. If all of its content is here and fits, the answer has it.
-pub fn open_to_read(of: &Holdings, number: u64, flags: u32, bytes: u32) -> Result<Answer, Errno> {
-    let reads = flags & !(OFlags::ACCMODE | OFlags::TRUNC).bits();
-    let opened = open(of, number, reads)?;
-    let Answer::Opened { handle, .. } = opened else { return Ok(opened) };
-    match read(of, handle, 0, bytes.saturating_add(1)) {
-        Ok(Answer::Bytes(content)) if content.len() <= bytes as usize => Ok(Answer::OpenedWith { handle, content }),
-        _ => Ok(opened),
-    }
-}
-
 /// Opens a file that the member had opened in the store. A key has one handle.
 pub fn open_moved(of: &Holdings, number: u64, key: u64) -> Result<Answer, Errno> {
     if let Some(handle) = of.moved(key) {
         return Ok(Answer::Opened { handle, waits: false });
     }
-    let Answer::Opened { handle, .. } = open(of, number, OFlags::RDONLY.bits())? else { return Err(Errno::INVAL) };
+    let node = of.node_without_names(number)?;
+    let Answer::Opened { handle, .. } = open_node(of, number, node, OFlags::RDONLY)? else { return Err(Errno::INVAL) };
     let known = of.moves(key, handle);
     if known != handle {
         close(of, handle)?;

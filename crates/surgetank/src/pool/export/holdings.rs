@@ -142,6 +142,15 @@ impl Holdings {
         self.node_below(number, DEPTH_MAX)
     }
 
+    /// The same of a file. No name is looked up: a program that waits for the member may hold the lock of its directory.
+    pub fn node_without_names(&self, number: u64) -> Result<Node, Errno> {
+        let known = {
+            let tables = self.tables();
+            tables.nodes.get(&number).and_then(|counted| Some(Node { fd: counted.fd.clone()?, kind: counted.kind }))
+        };
+        known.map_or_else(|| self.node_by_number(number), Ok)
+    }
+
     /// A file that the member has not looked up: it answers for its directory. One without a name may be open.
     fn node_by_number(&self, number: u64) -> Result<Node, Errno> {
         if let Ok(place) = self.root.by_number(number) {

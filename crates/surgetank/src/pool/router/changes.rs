@@ -1,16 +1,17 @@
-//! Removals of directories and renames, here or at another member.
+//! New files, removals of directories and renames, here or at another member.
 
 use std::cell::Cell;
 
-use rustix::fs::RenameFlags;
+use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
+use surgetank_types::clock::tick;
 use surgetank_types::error::FsResult;
 use surgetank_types::model::{Caller, FileId};
 
-use super::super::call::Ask;
+use super::super::call::{Answer, Ask};
 use super::remote::At;
-use super::{Does, NOT_OWNER, Router, Way, adopt, copies, delegating, lost, moves};
-use crate::mount::Filesystem;
+use super::{Does, NOT_OWNER, Router, Way, adopt, closing, copies, delegating, forward, homes, lost, moves, shim};
+use crate::mount::{Entry, Filesystem, Opened};
 
 pub(super) fn remove_directory<F: Filesystem>(
     router: &Router<F>,
@@ -85,4 +86,49 @@ pub(super) fn rename<F: Filesystem>(router: &Router<F>, caller: &Caller, names: 
         return moves::rename(router, caller, (parent, name), (new_parent, new_name), flags);
     }
     renamed
+}
+
+pub(super) fn create<F: Filesystem>(
+    router: &Router<F>,
+    caller: &Caller,
+    (parent, name): (u64, &[u8]),
+    perm: u32,
+    flags: OFlags,
+    kill_suidgid: bool,
+) -> FsResult<(Entry, Opened)> {
+    let there = |at: At| {
+        let (name, flags_bits) = (name.into(), flags.bits());
+        let (begun, before) = (tick(), router.remote.parents.before());
+        match router.remote.ask_once(caller, at, Ask::Create { parent: at.node, name, perm, flags: flags_bits })? {
+            Answer::Created { found, handle, waits } => {
+                let opened = Router::<F>::opened_there(at.member, handle, flags);
+                Ok((router.entry(at, &found), closing::opened_there(router, caller, opened, flags, waits)))
+            }
+            Answer::CreatedAt { found, handle, home, waits, parent } => {
+                let how = (flags, found.attr.size_bytes == 0);
+                let opened = homes::created_at(router, caller, (at.member, handle), home, how)?;
+                let opened = closing::opened_there(router, caller, opened, flags, waits);
+                let entry = router.entry(at, &found);
+                // (Where the kernel checks permissions, it asks for them again.)
+                if router.only_ids.is_none() {
+                    router.here.making(entry.id, caller, entry.attr);
+                }
+                if let Some((attr, ttl)) = parent.map(|parent| *parent) {
+                    router.remote.parents.made_in((at.member, at.node), router.shown(attr), begun + ttl, before);
+                }
+                Ok((entry, opened))
+            }
+            answer => forward::unexpected(answer),
+        }
+    };
+    let here = |door: &F| {
+        let make = || door.create(caller, parent, name, perm, flags, kill_suidgid);
+        let made = lost::making(router, caller, (parent, name), make)?;
+        let created = homes::created(router, caller, flags, made)?;
+        delegating::changed(router, created.0.id);
+        Ok(created)
+    };
+    shim::uses_names(router, caller, parent);
+    let way = || router.way(caller, parent, Does::Changes);
+    router.within(caller, way, here, there)
 }

@@ -15,7 +15,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 use surgetank_types::clock::{tick, uptime};
 use surgetank_types::error::FsResult;
@@ -23,10 +22,12 @@ use surgetank_types::model::{Attr, Caller, Kind};
 
 use super::super::call::{Answer, Ask, Call, DelegatedName, Listed};
 use super::Router;
+use super::bundles::{self, Came};
 use super::delegating::BELIEVED;
+use super::homes::HOME;
 use super::remote::{At, MARK};
 use super::rights::permits;
-use crate::mount::{Attributes, Entry, Filesystem, Looked, OpenedDirectory};
+use crate::mount::{Attributes, Entry, Filesystem, Looked, OpenedDirectory, wait_long};
 
 /// Of handles of directories that are listed here, beside the mark.
 pub(super) const LISTED_HERE: u64 = 1 << 61;
@@ -41,15 +42,11 @@ const REFUSED: Duration = Duration::from_secs(30);
 /// So many directories are kept in mind.
 const DIRECTORIES_MAX: usize = 10_000;
 /// The owner is asked so long for a delegation, or whether it holds. Then requests go there.
-const ASKING: Duration = Duration::from_secs(2);
+pub(super) const ASKING: Duration = Duration::from_secs(2);
 const NAME_BYTES_MAX: usize = 255;
-/// The content of a file that is not larger comes with the answer when it is opened.
-const SMALL_BYTES: u32 = 64 << 10;
-/// Of such files that are open.
-const CONTENTS_BYTES_MAX: usize = 64 << 20;
 
 /// A directory of a member: the member and its number there.
-type Key = (u32, u64);
+pub(super) type Key = (u32, u64);
 
 /// The delegations that this member has.
 pub(super) struct Delegated {
@@ -60,8 +57,6 @@ pub(super) struct Delegated {
     /// Directories that the kernel has, and how often their owners have counted that. (One that an owner has forgotten, it finds by
     /// no number.)
     counted: Mutex<HashMap<u64, u64>>,
-    /// Small files that are open, with all of their content.
-    contents: Mutex<Contents>,
     next_handle: AtomicU64,
 }
 
@@ -73,33 +68,20 @@ enum State {
     Here(Arc<Directory>),
 }
 
-struct Directory {
+pub(super) struct Directory {
     attr: Attr,
     /// In their order.
-    names: Vec<DelegatedName>,
+    pub names: Vec<DelegatedName>,
     /// Its number at the owner.
-    serial: u64,
+    pub serial: u64,
     since: Duration,
     /// When its owner was asked (of [`uptime`], which goes on while the machine sleeps), and said that it holds. `None`: it said
     /// that it does not, or nothing.
     confirmed: Mutex<Option<Duration>>,
     /// So many members were lost then.
     losses: usize,
-}
-
-#[derive(Default)]
-struct Contents {
-    files: HashMap<u64, (Vec<u8>, Ahead)>,
-    bytes: usize,
-}
-
-/// A file is opened whose content may be read with that.
-pub(super) struct Ahead {
-    /// Its length, or more.
-    pub bytes: u32,
-    key: Key,
-    /// The delegation under which it is opened.
-    directory: Arc<Directory>,
+    /// Content of its files.
+    pub came: Mutex<Came>,
 }
 
 /// How much a directory is used.
@@ -121,8 +103,8 @@ impl Default for Delegated {
     fn default() -> Self {
         // (An earlier agent's handles have smaller numbers.)
         let next = u64::try_from(uptime().as_nanos()).unwrap_or(0) & (LISTED_HERE - 1);
-        let (directories, count, uses, looked, counted, contents) = Default::default();
-        Self { directories, count, uses, looked, counted, contents, next_handle: AtomicU64::new(next) }
+        let (directories, count, uses, looked, counted) = Default::default();
+        Self { directories, count, uses, looked, counted, next_handle: AtomicU64::new(next) }
     }
 }
 
@@ -155,16 +137,8 @@ impl Delegated {
         }
     }
 
-    /// A file is closed.
-    pub fn is_closed(&self, fh: u64) {
-        let mut contents = self.contents();
-        if let Some((content, _)) = contents.files.remove(&fh) {
-            contents.bytes -= content.len();
-        }
-    }
-
     /// The owner recalls them. Without any: all of its.
-    pub fn recalled(&self, member: u32, nodes: &[u64]) {
+    fn recalled(&self, member: u32, nodes: &[u64]) {
         if nodes.is_empty() {
             self.all_recalled(member);
         }
@@ -245,10 +219,6 @@ impl Delegated {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn contents(&self) -> MutexGuard<'_, Contents> {
-        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn looked(&self) -> MutexGuard<'_, HashMap<u64, LookedUp>> {
         self.looked.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -262,7 +232,7 @@ impl Directory {
 }
 
 /// The delegation of a directory, if this member may answer for it now.
-fn of<F: Filesystem>(router: &Router<F>, key: Key) -> Option<Arc<Directory>> {
+pub(super) fn of<F: Filesystem>(router: &Router<F>, key: Key) -> Option<Arc<Directory>> {
     let delegated = &router.delegated;
     if delegated.count.load(Ordering::SeqCst) == 0 {
         return None;
@@ -292,10 +262,17 @@ fn is_confirmed<F: Filesystem>(router: &Router<F>, key: Key, directory: &Directo
     confirmed.is_some()
 }
 
-fn ask<F: Filesystem>(router: &Router<F>, member: u32, ask: Ask) -> Option<Answer> {
+pub(super) fn ask<F: Filesystem>(router: &Router<F>, member: u32, ask: Ask) -> Option<Answer> {
+    wait_long();
     let until = tick() + ASKING;
     let call = Call { uid: 0, gid: 0, ask };
     router.link.call(member, &call, None, &mut |_| tick() < until && !crate::mount::killed()).ok()
+}
+
+/// The owner recalls directories. Without any: all of its.
+pub(super) fn recalled<F: Filesystem>(router: &Router<F>, member: u32, nodes: &[u64]) {
+    router.delegated.recalled(member, nodes);
+    bundles::recalled(router, member, nodes);
 }
 
 /// The owner has answered a look-up. Asks for the directory if it is used much.
@@ -332,7 +309,8 @@ fn bring<F: Filesystem>(router: &Router<F>, key: Key) -> Option<Directory> {
                 all.extend(part.names);
                 if is_all {
                     let confirmed = Mutex::new(Some(since));
-                    return Some(Directory { attr: part.attr, names: all, serial, since, confirmed, losses });
+                    let came = Mutex::default();
+                    return Some(Directory { attr: part.attr, names: all, serial, since, confirmed, losses, came });
                 }
             }
             Some(Answer::Failed(why)) if why == Errno::OPNOTSUPP.raw_os_error() => {
@@ -395,47 +373,22 @@ pub(super) fn attributes<F: Filesystem>(router: &Router<F>, id: u64) -> Option<A
     Some(Attributes { attr: router.shown(attr), ttl: Duration::ZERO })
 }
 
-/// A file is to be opened with these flags: is it a small one, in a directory that is delegated?
-pub(super) fn may_read_ahead<F: Filesystem>(router: &Router<F>, at: At, flags: OFlags) -> Option<Ahead> {
-    if router.delegated.count.load(Ordering::SeqCst) == 0 || flags.intersects(OFlags::ACCMODE | OFlags::TRUNC) {
+/// A file that the kernel has looked up here: its directory, and which name there it is. `None`: this member may not answer.
+pub(super) fn file_of<F: Filesystem>(router: &Router<F>, at: At) -> Option<(Key, Arc<Directory>, usize)> {
+    if router.delegated.count.load(Ordering::SeqCst) == 0 {
         return None;
     }
     let id = router.remote.number_of(at.member, at.node);
     let (key, index) = router.delegated.looked().get(&id).map(|one| (one.directory, one.index))?;
     let directory = of(router, key)?;
-    let found = directory.names.get(usize::try_from(index).ok()?).filter(|found| found.node == at.node)?;
-    let size_bytes = found.attr.filter(|attr| attr.kind == Kind::File)?.size_bytes;
-    let bytes = u32::try_from(size_bytes).ok().filter(|bytes| *bytes <= SMALL_BYTES)?;
-    let has_room = router.delegated.contents().bytes + bytes as usize <= CONTENTS_BYTES_MAX;
-    has_room.then_some(Ahead { bytes, key, directory })
+    let index = usize::try_from(index).ok()?;
+    let is_it = directory.names.get(index).is_some_and(|found| found.node == at.node);
+    (is_it && !router.here.is_open(id)).then_some((key, directory, index))
 }
 
-/// It has been opened, and read.
-pub(super) fn has_read<F: Filesystem>(router: &Router<F>, fh: u64, content: Vec<u8>, ahead: Option<Ahead>) {
-    let Some(ahead) = ahead else { return };
-    let mut contents = router.delegated.contents();
-    contents.bytes += content.len();
-    contents.files.insert(fh, (content, ahead));
-}
-
-/// Reads what came when the file was opened, if its directory has been delegated since before that. Returns the number of bytes.
-pub(super) fn read<F: Filesystem>(router: &Router<F>, fh: u64, offset: u64, buffer: &mut [u8]) -> Option<usize> {
-    if router.delegated.count.load(Ordering::SeqCst) == 0 {
-        return None;
-    }
-    let (key, then) = {
-        let contents = router.delegated.contents();
-        let (_, ahead) = contents.files.get(&fh)?;
-        (ahead.key, ahead.directory.clone())
-    };
-    // (Without the lock: its owner may have to be asked.)
-    of(router, key).filter(|now| Arc::ptr_eq(now, &then))?;
-    let contents = router.delegated.contents();
-    let (content, _) = contents.files.get(&fh)?;
-    let rest = content.get(usize::try_from(offset).ok()?..).unwrap_or_default();
-    let count = rest.len().min(buffer.len());
-    buffer.get_mut(..count)?.copy_from_slice(rest.get(..count)?);
-    Some(count)
+/// Does this delegation last?
+pub(super) fn is_still<F: Filesystem>(router: &Router<F>, key: Key, directory: &Arc<Directory>) -> bool {
+    of(router, key).is_some_and(|now| Arc::ptr_eq(&now, directory))
 }
 
 /// Opens a directory for listing.
@@ -448,7 +401,7 @@ pub(super) fn opendir<F: Filesystem>(router: &Router<F>, caller: &Caller, at: At
 
 /// Is it the handle of a directory that is listed here?
 pub(super) fn is_listed_here(fh: u64) -> bool {
-    fh & (MARK | LISTED_HERE) == MARK | LISTED_HERE
+    fh & (MARK | HOME | LISTED_HERE) == MARK | LISTED_HERE
 }
 
 /// Its names now.

@@ -13,6 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -32,6 +33,8 @@ use crate::mount::{Filesystem, wait_long};
 const NAMES_MAX: usize = 30_000;
 /// A directory with more names is not delegated.
 const ALL_NAMES_MAX: usize = 1 << 20;
+/// Content of one message.
+const CONTENT_BYTES_MAX: usize = 8 << 20;
 /// Changes that are under way are awaited so long.
 const CHANGING: Duration = Duration::from_millis(500);
 /// So long a member answers for a directory without asking whether it still may.
@@ -260,6 +263,32 @@ pub(super) fn is_held<F: Filesystem>(router: &Router<F>, member: u32, dir: u64, 
         return Answer::Done;
     }
     Answer::Failed(Errno::AGAIN.raw_os_error())
+}
+
+/// The content of files of a delegated directory. (What has changed meanwhile the member does not use: it has lost the delegation.)
+pub(super) fn contents<F: Filesystem>(
+    router: &Router<F>,
+    member: u32,
+    (dir, serial): (u64, u64),
+    files: &[u64],
+) -> Answer {
+    let is_held = || router.link.may_serve() && router.delegating.held(dir, member, serial).is_some();
+    if !is_held() {
+        return Answer::Failed(Errno::AGAIN.raw_os_error());
+    }
+    let (mut lengths, mut content) = (Vec::with_capacity(files.len()), Vec::new());
+    for number in files {
+        let from = content.len();
+        let file = router.namespace.replicas.open_sealed(FileId(*number), FileId(dir));
+        let rest = (CONTENT_BYTES_MAX - from) as u64;
+        let read = file.and_then(|file| file.take(rest + 1).read_to_end(&mut content).ok());
+        let length = read.and_then(|bytes| u32::try_from(bytes).ok()).filter(|_| content.len() <= CONTENT_BYTES_MAX);
+        if length.is_none() {
+            content.truncate(from);
+        }
+        lengths.push(length);
+    }
+    if is_held() { Answer::Contents { lengths, content } } else { Answer::Failed(Errno::AGAIN.raw_os_error()) }
 }
 
 fn print_of(attr: &Attr, names: &[Child]) -> u64 {

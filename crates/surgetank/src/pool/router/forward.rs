@@ -5,7 +5,6 @@ use std::time::Duration;
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
 use surgetank_core::namespace::pooled::Place;
-use surgetank_types::clock::tick;
 use surgetank_types::error::{Fault, FsResult};
 use surgetank_types::model::{Attr, Caller, FileId, FileLock, Kind, LockRequest};
 
@@ -13,7 +12,8 @@ use super::super::call::{Answer, Ask, Change, Found};
 use super::remote::{At, Remote};
 use super::{Does, PATIENCE, Router, Way};
 use super::{
-    adopt, changes, closing, copies, delegated, delegating, here, homes, lengths, lost, moves, names, rights, shim,
+    adopt, bundles, changes, closing, copies, delegated, delegating, here, homes, lengths, lost, moves, names, rights,
+    shim,
 };
 use crate::mount::request::{FilePlace, ReleaseFlags};
 use crate::mount::{
@@ -33,13 +33,13 @@ const USER: &[u8] = b"user.";
 /// What is not a directory of another member is not believed longer than the answer takes.
 const TTL: Duration = Duration::ZERO;
 
-fn unexpected<T>(answer: Answer) -> FsResult<T> {
+pub(super) fn unexpected<T>(answer: Answer) -> FsResult<T> {
     tracing::error!(?answer, "another member answered something else than was asked");
     Err(Fault::from(Errno::PROTO))
 }
 
 impl<F: Filesystem> Router<F> {
-    fn entry(&self, at: At, found: &Found) -> Entry {
+    pub(super) fn entry(&self, at: At, found: &Found) -> Entry {
         let id = self.remote.number_of(at.member, found.node);
         Entry { id, generation: 0, attr: self.shown(found.attr), entry_ttl: found.ttl, attr_ttl: found.ttl }
     }
@@ -205,9 +205,10 @@ impl<F: Filesystem> Filesystem for Router<F> {
         let answer = self.within(caller, way, here, there);
         match answer {
             // Open here since before another member removed it.
-            Err(fault) if fault.errno == Errno::STALE && self.remote.at(id).is_none() => {
-                self.door.getattr(caller, id, fh).map_err(|_| fault)
-            }
+            Err(fault) if fault.errno == Errno::STALE => match self.remote.at(id) {
+                Some(_) => bundles::last_attributes(self, id).ok_or(fault),
+                None => self.door.getattr(caller, id, fh).map_err(|_| fault),
+            },
             answer => answer,
         }
     }
@@ -334,41 +335,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
         flags: OFlags,
         kill_suidgid: bool,
     ) -> FsResult<(Entry, Opened)> {
-        let there = |at: At| {
-            let (name, flags_bits) = (name.into(), flags.bits());
-            let (begun, before) = (tick(), self.remote.parents.before());
-            match self.remote.ask_once(caller, at, Ask::Create { parent: at.node, name, perm, flags: flags_bits })? {
-                Answer::Created { found, handle, waits } => {
-                    let opened = Self::opened_there(at.member, handle, flags);
-                    Ok((self.entry(at, &found), closing::opened_there(self, caller, opened, flags, waits)))
-                }
-                Answer::CreatedAt { found, handle, home, waits, parent } => {
-                    let how = (flags, found.attr.size_bytes == 0);
-                    let opened = homes::created_at(self, caller, (at.member, handle), home, how)?;
-                    let opened = closing::opened_there(self, caller, opened, flags, waits);
-                    let entry = self.entry(at, &found);
-                    // (Where the kernel checks permissions, it asks for them again.)
-                    if self.only_ids.is_none() {
-                        self.here.making(entry.id, caller, entry.attr);
-                    }
-                    if let Some((attr, ttl)) = parent.map(|parent| *parent) {
-                        self.remote.parents.made_in((at.member, at.node), self.shown(attr), begun + ttl, before);
-                    }
-                    Ok((entry, opened))
-                }
-                answer => unexpected(answer),
-            }
-        };
-        let here = |door: &F| {
-            let make = || door.create(caller, parent, name, perm, flags, kill_suidgid);
-            let made = lost::making(self, caller, (parent, name), make)?;
-            let created = homes::created(self, caller, flags, made)?;
-            delegating::changed(self, created.0.id);
-            Ok(created)
-        };
-        shim::uses_names(self, caller, parent);
-        let way = || self.way(caller, parent, Does::Changes);
-        self.within(caller, way, here, there)
+        changes::create(self, caller, (parent, name), perm, flags, kill_suidgid)
     }
 
     fn tmpfile(&self, caller: &Caller, parent: u64, perm: u32, flags: OFlags) -> FsResult<(Entry, Opened)> {
@@ -378,11 +345,12 @@ impl<F: Filesystem> Filesystem for Router<F> {
     }
 
     fn read(&self, caller: &Caller, id: u64, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
-        if let Some(count) = delegated::read(self, fh, offset, buffer) {
-            return Ok(count);
+        if let Some(read) = bundles::read(self, fh, offset, buffer) {
+            return read;
         }
         match self.handle_there(caller, id, fh, Does::Reads)? {
             Some((member, handle)) => self.read_there(caller, member, handle, offset, buffer),
+            None if bundles::is_bundled(fh) => bundles::read_last(self, (id, fh), offset, buffer),
             None => self.door.read(caller, id, fh, offset, buffer),
         }
     }
@@ -414,7 +382,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
         if let Some((member, handle)) = there.or_else(|| self.known_there(fh)) {
             self.on_handle(caller, member, Ask::Unlock { handle, owner: lock_owner })?;
         }
-        if there.is_none() {
+        if there.is_none() && !bundles::is_bundled(fh) {
             self.door.flush(caller, homes::local(self, id, fh), fh, lock_owner)?;
         }
         closing::closes(self, caller, id, fh)
@@ -425,9 +393,11 @@ impl<F: Filesystem> Filesystem for Router<F> {
         if homes::at_name(fh).is_some() {
             return homes::release(self, id, fh, flags);
         }
+        if bundles::is_bundled(fh) {
+            return bundles::release(self, id, fh);
+        }
         match Remote::handle(fh) {
             Some((member, handle)) => {
-                self.delegated.is_closed(fh);
                 self.close_there(member, Ask::Close { handle });
             }
             None => {
@@ -440,6 +410,9 @@ impl<F: Filesystem> Filesystem for Router<F> {
     fn fsync(&self, caller: &Caller, id: u64, fh: u64, data_only: bool) -> FsResult<()> {
         if homes::at_name(fh).is_some() {
             return homes::sync(self, caller, id, (fh, data_only));
+        }
+        if bundles::is_bundled(fh) {
+            return bundles::sync(self, caller, id, (fh, data_only));
         }
         match Remote::handle(fh) {
             Some((member, handle)) => self.on_handle(caller, member, Ask::Sync { handle, data_only }),
@@ -457,6 +430,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
     fn lseek(&self, caller: &Caller, id: u64, fh: u64, offset: u64, whence: u32) -> FsResult<u64> {
         match self.handle_there(caller, id, fh, Does::Reads)? {
             Some((member, handle)) => self.seek_there(caller, member, handle, offset, whence),
+            None if bundles::is_bundled(fh) => bundles::seek(self, id, fh, offset, whence),
             None => self.door.lseek(caller, id, fh, offset, whence),
         }
     }
@@ -469,7 +443,8 @@ impl<F: Filesystem> Filesystem for Router<F> {
         length: u64,
         flags: u64,
     ) -> FsResult<u64> {
-        if self.handle_there(caller, from.id, from.fh, Does::Reads)?.or(self.there(caller, to.id, to.fh)?).is_some() {
+        let from_there = self.handle_there(caller, from.id, from.fh, Does::Reads)?;
+        if bundles::is_bundled(from.fh) || from_there.or(self.there(caller, to.id, to.fh)?).is_some() {
             // The kernel reads and writes then.
             return Err(Errno::OPNOTSUPP.into());
         }

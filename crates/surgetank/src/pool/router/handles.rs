@@ -16,7 +16,7 @@ use surgetank_types::model::{Caller, FileLock, Kind, LockKind, LockRequest};
 use super::super::call::{self, Answer, Ask, Listed, Lock};
 use super::remote::{At, Remote};
 use super::{Does, NOT_OWNER, PATIENCE, Router, Way};
-use super::{closing, delegated, homes};
+use super::{bundles, closing, delegated, homes};
 use crate::mount::{Filesystem, Opened, OpenedDirectory, interrupted, wait_long};
 
 /// Bytes of one message with content.
@@ -34,19 +34,11 @@ impl<F: Filesystem> Router<F> {
 
     pub(super) fn open_there(&self, caller: &Caller, at: At, flags: OFlags) -> FsResult<Opened> {
         const TRIES: usize = 3;
-        let ahead = delegated::may_read_ahead(self, at, flags);
-        let (node, bits) = (at.node, flags.bits());
+        if let Some(opened) = bundles::open(self, caller, at, flags) {
+            return Ok(opened);
+        }
         for _ in 0..TRIES {
-            let ask = match &ahead {
-                Some(ahead) => Ask::OpenToRead { node, flags: bits, bytes: ahead.bytes },
-                None => Ask::Open { node, flags: bits },
-            };
-            match self.remote.ask_once(caller, at, ask)? {
-                Answer::OpenedWith { handle, content } => {
-                    let opened = Self::opened_there(at.member, handle, flags);
-                    delegated::has_read(self, opened.fh, content, ahead);
-                    return Ok(opened);
-                }
+            match self.remote.ask_once(caller, at, Ask::Open { node: at.node, flags: flags.bits() })? {
                 Answer::Opened { handle, waits } => {
                     return Ok(closing::opened_there(
                         self,
@@ -184,8 +176,12 @@ impl<F: Filesystem> Router<F> {
             Err(fault) => return Err(fault),
         };
         let ask = Ask::OpenMoved { node: at.node, key: fh };
-        let Answer::Opened { handle, .. } = self.remote.ask(caller, at, ask)? else {
-            return Err(Errno::PROTO.into());
+        let handle = match self.remote.ask(caller, at, ask) {
+            Ok(Answer::Opened { handle, .. }) => handle,
+            Ok(_) => return Err(Errno::PROTO.into()),
+            // (The owner did not know that it is open.)
+            Err(fault) if fault.errno == Errno::STALE && bundles::is_bundled(fh) => return Ok(None),
+            Err(fault) => return Err(fault),
         };
         self.moved().insert(fh, (at.member, handle));
         Ok(Some((at.member, handle)))

@@ -22,6 +22,7 @@ use surgetank_types::model::{Attr, Caller, FileId, HOMES, Kind};
 
 use super::super::call::{Answer, Ask, Change, Home};
 use super::super::export::{BY_NUMBER, OF_A_MEMBER};
+use super::delegated::LISTED_HERE;
 use super::lengths::{attributes_at, end_name};
 use super::remote::{HANDLES, MARK};
 use super::{Router, closing, copies, here, lengths, order};
@@ -39,7 +40,8 @@ fn number(member: u32, handle: u64) -> u64 {
 /// The member that has the name, and the handle there. `None`: another kind of handle.
 pub(super) fn at_name(fh: u64) -> Option<(u32, u64)> {
     let number = fh & !(MARK | HOME);
-    (fh & MARK != 0 && fh & HOME != 0).then(|| (u32::try_from(number / HANDLES).unwrap_or(0), number % HANDLES))
+    (fh & MARK != 0 && fh & (HOME | LISTED_HERE) == HOME)
+        .then(|| (u32::try_from(number / HANDLES).unwrap_or(0), number % HANDLES))
 }
 
 /// The agent itself.
