@@ -147,8 +147,8 @@ impl Turns {
         }
     }
 
-    /// Waits until earlier RELEASEs are done. `None`: not a RELEASE.
-    pub fn turn(&self, header: &Header) -> Option<Turn<'_>> {
+    /// Waits until earlier RELEASEs are done. `None`: not a RELEASE. `waits` is called if it has to wait.
+    pub fn turn(&self, header: &Header, waits: impl Fn()) -> Option<Turn<'_>> {
         if header.opcode != opcode::RELEASE {
             return None;
         }
@@ -160,6 +160,7 @@ impl Turns {
             if left.is_zero() {
                 break;
             }
+            waits();
             releases = self.done.wait_timeout(releases, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         Some(Turn { turns: self, unique })

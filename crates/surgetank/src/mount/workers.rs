@@ -1,13 +1,14 @@
 //! The worker pool: the threads that serve one session.
 //!
 //! Each thread reads a request, runs it and writes the answer. One thread is enough, and fastest, for operations that
-//! do not block: then no other thread waits in `read` and wakes without a request. The [`lookout`] adds a thread in two cases:
+//! do not block: then no other thread waits in `read` and wakes without a request. So a thread needs a seat to read
+//! ([`seats`]), and others are parked. The [`lookout`] adds a thread or a seat in two cases:
 //! all threads sleep in an operation (an fsync to a slow store), or none has time to wait any more. It dismisses idle
 //! threads again. A thread's buffers are allocated when it starts and freed when it ends.
 //!
 //! Closes are carried out in the order in which the kernel sent them ([`super::turns`]).
 //!
-//! States of a thread: waiting (in `read`, or for the thread in it) → serving → waiting … → ended. A thread leaves when
+//! States of a thread: parked → waiting (in `read`, or for the thread in it) → serving → waiting … → ended. A thread leaves when
 //! the mount is gone (ENODEV), when the session stops, or when it is dismissed. The last one to leave ends the file
 //! system. A thread whose request waits for another program ([`wait_long`]) does not count in the size of the pool.
 //!
@@ -17,6 +18,7 @@
 
 mod dying;
 mod lookout;
+mod seats;
 
 use std::cell::OnceCell;
 use std::io;
@@ -36,6 +38,7 @@ use super::reply::{self, Reply};
 use super::request::{self, Header, Operation};
 use super::turns::Turns;
 use lookout::Lookout;
+use seats::Seats;
 
 /// This many threads may be stuck in operations besides those that serve.
 const THREADS_STUCK_MAX: usize = 1024;
@@ -56,6 +59,9 @@ struct Berth {
     waits_long: AtomicBool,
     /// The thread is in `read`.
     waiting: AtomicBool,
+    seats: Arc<Seats>,
+    has_seat: AtomicBool,
+    is_parked: AtomicBool,
     /// The thread leaves when it is idle.
     release: AtomicBool,
     pthread: AtomicU64,
@@ -122,6 +128,7 @@ pub fn wait_long() {
     BERTH.with(|berth| {
         if let Some(berth) = berth.get() {
             berth.waits_long.store(true, Ordering::SeqCst);
+            berth.give_seat();
         }
     });
 }
@@ -137,6 +144,7 @@ pub struct Workers {
     roll: Mutex<Roll>,
     left: Condvar,
     lookout: Lookout,
+    seats: Arc<Seats>,
     turns: Arc<Turns>,
     clones: Clones,
 }
@@ -166,6 +174,7 @@ impl Workers {
             roll: Mutex::default(),
             left: Condvar::new(),
             lookout: Lookout::default(),
+            seats: Arc::default(),
             turns,
             clones,
         }
@@ -212,6 +221,7 @@ impl Workers {
                 }
                 berth.wake();
             });
+            self.seats.look();
             // A thread may have read `stopping` just before, and entered `read` just after the signal: signal again.
             if self.wait(Some(Duration::from_millis(2))) {
                 return;
@@ -252,7 +262,7 @@ impl Workers {
         }
         let taken = |slot: u64| roll.berths.iter().any(|berth| berth.slot == slot);
         let slot = (0..).find(|slot| !taken(*slot)).unwrap_or(u64::MAX);
-        let berth = Arc::new(Berth { slot, ..Berth::default() });
+        let berth = Arc::new(Berth { slot, seats: self.seats.clone(), ..Berth::default() });
         let (workers, filesystem, own) = (Arc::clone(self), Arc::clone(filesystem), Arc::clone(&berth));
         std::thread::Builder::new()
             .name(format!("fuse-{}", roll.hired))
@@ -262,20 +272,31 @@ impl Workers {
         Ok(())
     }
 
-    /// Dismisses the newest waiting thread.
+    /// Dismisses the newest parked thread. (One with a seat may be the only one that reads.)
     fn dismiss_one(&self) {
         let roll = self.roll();
-        let staying =
-            |berth: &&Arc<Berth>| !berth.release.load(Ordering::SeqCst) && !berth.waits_long.load(Ordering::SeqCst);
-        let staying = roll.berths.iter().filter(staying).count();
-        let idle = |berth: &&Arc<Berth>| berth.waiting.load(Ordering::SeqCst) && !berth.release.load(Ordering::SeqCst);
-        if staying > 1
-            && let Some(berth) = roll.berths.iter().rev().find(idle)
-        {
+        let idle =
+            |berth: &&Arc<Berth>| berth.is_parked.load(Ordering::SeqCst) && !berth.release.load(Ordering::SeqCst);
+        if let Some(berth) = roll.berths.iter().rev().find(idle) {
             berth.release.store(true, Ordering::SeqCst);
         }
-        for berth in roll.berths.iter().filter(|berth| berth.release.load(Ordering::SeqCst)) {
-            berth.wake();
+        drop(roll);
+        self.seats.look();
+    }
+
+    /// One seat less: a thread that waits parks.
+    fn narrow(&self) {
+        self.seats.want(self.seats.wanted().saturating_sub(1));
+        self.roll().berths.iter().for_each(|berth| berth.wake());
+    }
+
+    /// A thread that sleeps in its operation has a seat: another one gets it.
+    fn free_a_seat(&self) {
+        let roll = self.roll();
+        let serves =
+            |berth: &&Arc<Berth>| berth.has_seat.load(Ordering::SeqCst) && berth.unique.load(Ordering::Acquire) != 0;
+        if let Some(berth) = roll.berths.iter().find(serves) {
+            berth.give_seat();
         }
     }
 
@@ -295,11 +316,24 @@ impl Workers {
 
     /// The next request, or `None` if this thread is to leave.
     fn receive<'a>(&self, berth: &Berth, inbox: &'a mut Inbox) -> Option<Received<'a>> {
+        if !self.sits(berth) {
+            return None;
+        }
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let outcome = loop {
             berth.waiting.store(true, Ordering::SeqCst);
-            if self.stopping.load(Ordering::SeqCst) || berth.release.load(Ordering::SeqCst) {
+            if self.stopping.load(Ordering::SeqCst) {
                 break None;
+            }
+            if self.seats.give_one_too_many() {
+                berth.waiting.store(false, Ordering::SeqCst);
+                berth.has_seat.store(false, Ordering::SeqCst);
+                self.is_not_waiting();
+                if !self.sits(berth) {
+                    return None;
+                }
+                self.waiting.fetch_add(1, Ordering::SeqCst);
+                continue;
             }
             match self.turns.read(inbox) {
                 Ok(place) => break Some(place),
@@ -318,10 +352,31 @@ impl Workers {
         };
         berth.waiting.store(false, Ordering::SeqCst);
         self.served.fetch_add(1, Ordering::Relaxed);
+        self.is_not_waiting();
+        outcome.map(|place| inbox.received(place))
+    }
+
+    fn is_not_waiting(&self) {
         if self.waiting.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.lookout.rouse();
         }
-        outcome.map(|place| inbox.received(place))
+    }
+
+    /// Has the thread a seat? It waits for one, and returns `false` if it is to leave.
+    fn sits(&self, berth: &Berth) -> bool {
+        if berth.has_seat.load(Ordering::SeqCst) {
+            return true;
+        }
+        berth.is_parked.store(true, Ordering::SeqCst);
+        let leaves = || self.stopping.load(Ordering::SeqCst) || berth.release.load(Ordering::SeqCst);
+        let sits = self.seats.take(leaves);
+        berth.has_seat.store(sits, Ordering::SeqCst);
+        berth.is_parked.store(false, Ordering::SeqCst);
+        // (It may have been dismissed at this moment: it stays.)
+        if sits {
+            berth.release.store(false, Ordering::SeqCst);
+        }
+        sits
     }
 
     fn handle<F: Filesystem>(&self, filesystem: &F, berth: &Berth, received: &Received<'_>, reply: &mut Reply) {
@@ -330,7 +385,7 @@ impl Workers {
             return;
         };
         reply.clear();
-        let _turn = self.turns.turn(&header);
+        let _turn = self.turns.turn(&header, || berth.give_seat());
         let request = match request::decode(received.bytes) {
             Ok(request) => request,
             Err(errno) => {
@@ -380,6 +435,7 @@ impl Workers {
     }
 
     fn leave<F: Filesystem>(&self, filesystem: &Arc<F>, berth: &Arc<Berth>) {
+        berth.give_seat();
         let last = {
             let mut roll = self.roll();
             roll.berths.retain(|other| !Arc::ptr_eq(other, berth));
@@ -405,6 +461,13 @@ impl Roll {
 impl Berth {
     fn is_interrupted(&self) -> bool {
         self.interrupted.load(Ordering::Relaxed)
+    }
+
+    /// Another thread may serve.
+    fn give_seat(&self) {
+        if self.has_seat.swap(false, Ordering::SeqCst) {
+            self.seats.give();
+        }
     }
 
     fn is_abandoned(&self) -> bool {

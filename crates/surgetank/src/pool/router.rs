@@ -545,6 +545,7 @@ impl<F: Filesystem> Agent for Router<F> {
             && lost::learn(self, tick() + PATIENCE).is_err()
             && !self.link.is_over()
         {}
+        delegated::owner_changed(self);
         self.namespace.pooled.forget(directory);
         self.namespace.pooled.owner_changed(directory);
         let believed = self.namespace.base.config.store_ttl;

@@ -1,9 +1,9 @@
 //! Decides the number of threads. Its own thread checks once a millisecond while there is traffic, and sleeps
 //! otherwise.
 //!
-//! It adds a thread when no thread waits for requests and all sleep inside an operation, because other requests would
-//! wait behind them. It also adds one when for a while no thread ever waited and cores are free. It dismisses one when
-//! for a second a thread was always idle. When the maximum number of threads sleeps, threads that have been in one
+//! When no thread waits for requests and all sleep inside an operation, other requests would wait behind them: another thread
+//! gets the seat of one. When for a while no thread ever waited and cores are free, it adds a seat. If no thread is parked, it
+//! starts one. When for a second a thread was always idle, it takes a seat away or dismisses a parked thread. When the maximum number of threads sleeps, threads that have been in one
 //! operation for a second (their store does not answer) no longer count.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -68,7 +68,7 @@ pub fn watch<F: Filesystem>(workers: &Arc<Workers>, filesystem: &Arc<F>) {
         if workers.waiting.load(Ordering::SeqCst) == 0 {
             busy_ticks += 1;
             idle_ticks = 0;
-            let overworked = busy_ticks >= BUSY_TICKS && threads < cores;
+            let overworked = busy_ticks >= BUSY_TICKS && workers.seats.wanted() < cores;
             let asleep = all_asleep(workers);
             stuck_ticks = if asleep && threads >= workers.threads_max { stuck_ticks + 1 } else { 0 };
             if stuck_ticks % STUCK_TICKS == 1 {
@@ -76,6 +76,15 @@ pub fn watch<F: Filesystem>(workers: &Arc<Workers>, filesystem: &Arc<F>) {
             }
             if overworked || asleep {
                 busy_ticks = 0;
+                let parked = workers.seats.parked();
+                if asleep {
+                    workers.free_a_seat();
+                } else {
+                    workers.seats.want(workers.seats.wanted() + 1);
+                }
+                if parked > 0 {
+                    continue;
+                }
                 if let Err(error) = workers.hire(filesystem) {
                     tracing::warn!(%error, "no further thread for the mount; operations may wait for each other");
                 }
@@ -85,7 +94,9 @@ pub fn watch<F: Filesystem>(workers: &Arc<Workers>, filesystem: &Arc<F>) {
             idle_ticks += 1;
             if threads > 1 && idle_ticks >= IDLE_TICKS {
                 idle_ticks = 0;
-                if !last_one_free(workers) {
+                if workers.seats.wanted() > 1 {
+                    workers.narrow();
+                } else {
                     workers.dismiss_one();
                 }
             }
@@ -100,11 +111,6 @@ pub fn watch<F: Filesystem>(workers: &Arc<Workers>, filesystem: &Arc<F>) {
 fn all_asleep(workers: &Workers) -> bool {
     let roll = workers.roll();
     !roll.berths.is_empty() && roll.berths.iter().all(|berth| asleep(berth.tid.load(Ordering::SeqCst)))
-}
-
-/// One waits, and all other threads sleep in operations: the lookout would add it again at once.
-fn last_one_free(workers: &Workers) -> bool {
-    workers.waiting.load(Ordering::SeqCst) == 1 && all_asleep(workers)
 }
 
 fn asleep(tid: i32) -> bool {

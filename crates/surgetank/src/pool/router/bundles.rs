@@ -220,8 +220,14 @@ pub(super) fn open<F: Filesystem>(router: &Router<F>, caller: &Caller, at: At, f
     if !permits(&attr, caller, 4) {
         return None;
     }
-    wait_long();
-    let mut came = directory.came.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut came = match directory.came.try_lock() {
+        Ok(came) => came,
+        // (Another thread may ask the owner.)
+        Err(_) => {
+            wait_long();
+            directory.came.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+    };
     let bundle = match came.places.get(&at.node) {
         Some(None) => return None,
         Some(Some(one)) => table(router).bundles.get(&one.bundle).cloned(),

@@ -6,13 +6,17 @@
 //! Look-ups that are answered here are not counted at the owner. So what the kernel forgets is divided ([`Delegated::forget`]), and
 //! the owner finds a file by its number alone (`homes::by_number`).
 //!
+//! The kernel believes attributes for a moment. It is notified before a recall is answered. (Only the answer to a request for
+//! attributes is believed: the kernel has the file then, and a notification finds it. An answer that began earlier does not count
+//! for the kernel.)
+//!
 //! The danger that this avoids: an answer that the owner has taken back. So a delegation is looked up for each request, and not
 //! believed for longer than [`BELIEVED`] without a word of the owner.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -21,13 +25,13 @@ use surgetank_types::error::FsResult;
 use surgetank_types::model::{Attr, Caller, Kind};
 
 use super::super::call::{Answer, Ask, Call, DelegatedName, Listed};
-use super::Router;
 use super::bundles::{self, Came};
 use super::delegating::BELIEVED;
 use super::homes::HOME;
 use super::remote::{At, MARK};
 use super::rights::permits;
-use crate::mount::{Attributes, Entry, Filesystem, Looked, OpenedDirectory, wait_long};
+use super::{A_TICK, Router};
+use crate::mount::{Attributes, Entry, Filesystem, Looked, Notifier, OpenedDirectory, wait_long};
 
 /// Of handles of directories that are listed here, beside the mark.
 pub(super) const LISTED_HERE: u64 = 1 << 61;
@@ -43,6 +47,8 @@ const REFUSED: Duration = Duration::from_secs(30);
 const DIRECTORIES_MAX: usize = 10_000;
 /// The owner is asked so long for a delegation, or whether it holds. Then requests go there.
 pub(super) const ASKING: Duration = Duration::from_secs(2);
+/// The kernel believes attributes so long: for the requests of one program that opens a file and reads it.
+const KERNEL: Duration = Duration::from_millis(50);
 const NAME_BYTES_MAX: usize = 255;
 
 /// A directory of a member: the member and its number there.
@@ -58,6 +64,10 @@ pub(super) struct Delegated {
     /// no number.)
     counted: Mutex<HashMap<u64, u64>>,
     next_handle: AtomicU64,
+    /// Files of which the kernel believes the attributes: by their delegation.
+    believed: Mutex<HashMap<Key, HashSet<u64>>>,
+    notifier: OnceLock<Notifier>,
+    begun: Instant,
 }
 
 enum State {
@@ -104,7 +114,9 @@ impl Default for Delegated {
         // (An earlier agent's handles have smaller numbers.)
         let next = u64::try_from(uptime().as_nanos()).unwrap_or(0) & (LISTED_HERE - 1);
         let (directories, count, uses, looked, counted) = Default::default();
-        Self { directories, count, uses, looked, counted, next_handle: AtomicU64::new(next) }
+        let (next_handle, begun) = (AtomicU64::new(next), tick());
+        let (believed, notifier) = Default::default();
+        Self { directories, count, uses, looked, counted, next_handle, believed, notifier, begun }
     }
 }
 
@@ -116,6 +128,7 @@ impl Delegated {
         if let Some(here) = looked.get_mut(&id) {
             here.count -= of_here;
             if here.count == 0 {
+                self.is_forgotten(here.directory, id);
                 looked.remove(&id);
             }
         }
@@ -128,6 +141,39 @@ impl Delegated {
             }
         }
         count - of_here
+    }
+
+    /// The mount is there.
+    pub fn notifies(&self, notifier: &Notifier) {
+        // (Set once.)
+        let _ = self.notifier.set(notifier.clone());
+    }
+
+    fn believed(&self) -> MutexGuard<'_, HashMap<Key, HashSet<u64>>> {
+        self.believed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_forgotten(&self, key: Key, id: u64) {
+        if let MapEntry::Occupied(mut files) = self.believed().entry(key) {
+            files.get_mut().remove(&id);
+            if files.get().is_empty() {
+                files.remove();
+            }
+        }
+    }
+
+    /// From now on the kernel believes no attributes of these directories and their files. (`of`: whether it is meant.)
+    fn is_believed_no_more(&self, of: impl Fn(&Key) -> bool) {
+        let files: Vec<u64> = {
+            let mut believed = self.believed();
+            let keys: Vec<Key> = believed.keys().copied().filter(|key| of(key)).collect();
+            keys.iter().filter_map(|key| believed.remove(key)).flatten().collect()
+        };
+        let notifier = self.notifier.get().filter(|_| !files.is_empty());
+        let failed = notifier.is_none_or(|notifier| files.iter().any(|id| notifier.inval_inode(*id, -1, 0).is_err()));
+        if !files.is_empty() && failed {
+            std::thread::sleep(KERNEL);
+        }
     }
 
     /// The owner has counted a look-up.
@@ -272,7 +318,19 @@ pub(super) fn ask<F: Filesystem>(router: &Router<F>, member: u32, ask: Ask) -> O
 /// The owner recalls directories. Without any: all of its.
 pub(super) fn recalled<F: Filesystem>(router: &Router<F>, member: u32, nodes: &[u64]) {
     router.delegated.recalled(member, nodes);
+    let is_meant = |(of, node): &Key| *of == member && (nodes.is_empty() || nodes.contains(node));
+    router.delegated.is_believed_no_more(is_meant);
+    // (What an earlier agent answered the kernel may still believe.)
+    let rest = KERNEL.saturating_sub(router.delegated.begun.elapsed());
+    if router.link.had_earlier() && !rest.is_zero() {
+        std::thread::sleep(rest + A_TICK);
+    }
     bundles::recalled(router, member, nodes);
+}
+
+/// The owner of a directory is lost, or another one: what a member answered for below it ends.
+pub(super) fn owner_changed<F: Filesystem>(router: &Router<F>) {
+    router.delegated.is_believed_no_more(|_| true);
 }
 
 /// The owner has answered a look-up. Asks for the directory if it is used much.
@@ -360,17 +418,27 @@ pub(super) fn attributes<F: Filesystem>(router: &Router<F>, id: u64) -> Option<A
         return None;
     }
     let at = router.remote.at(id)?;
-    let looked = router.delegated.looked().get(&id).map(|one| (one.directory, one.index));
+    let own = (at.member, at.node);
     // (Of a directory, its own delegation has them.)
-    let own = of(router, (at.member, at.node)).map(|directory| directory.attr);
-    let of_file = || {
-        let (key, index) = looked?;
-        let directory = of(router, key)?;
-        let found = directory.names.get(usize::try_from(index).ok()?).filter(|found| found.node == at.node)?;
-        found.attr.filter(|_| !router.here.is_open(id))
-    };
-    let attr = own.or_else(of_file)?;
-    Some(Attributes { attr: router.shown(attr), ttl: Duration::ZERO })
+    if let Some((directory, ttl)) = believed(router, own, id) {
+        return Some(Attributes { attr: router.shown(directory.attr), ttl });
+    }
+    let (key, index) = router.delegated.looked().get(&id).map(|one| (one.directory, one.index))?;
+    let (directory, ttl) = believed(router, key, id)?;
+    let found = directory.names.get(usize::try_from(index).ok()?).filter(|found| found.node == at.node)?;
+    let attr = found.attr.filter(|_| !router.here.is_open(id))?;
+    Some(Attributes { attr: router.shown(attr), ttl })
+}
+
+/// The delegation of a directory, and how long the kernel may believe what it says of this file.
+fn believed<F: Filesystem>(router: &Router<F>, key: Key, id: u64) -> Option<(Arc<Directory>, Duration)> {
+    of(router, key)?;
+    // (In this order: a recall that does not find it has ended the delegation already.)
+    router.delegated.believed().entry(key).or_default().insert(id);
+    let directory = of(router, key)?;
+    let confirmed = *directory.confirmed.lock().unwrap_or_else(PoisonError::into_inner);
+    let left = (confirmed? + BELIEVED).saturating_sub(uptime());
+    Some((directory, left.min(KERNEL)))
 }
 
 /// A file that the kernel has looked up here: its directory, and which name there it is. `None`: this member may not answer.

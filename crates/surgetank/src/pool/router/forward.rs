@@ -130,6 +130,7 @@ impl<F: Filesystem> Router<F> {
 
 impl<F: Filesystem> Filesystem for Router<F> {
     fn started(&self, notifier: &Notifier, agreed: &Agreed) {
+        self.delegated.notifies(notifier);
         self.door.started(notifier, agreed);
     }
     fn recall(&self, id: u64) {
