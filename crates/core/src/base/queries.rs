@@ -28,6 +28,8 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 const IDLE_MAX: usize = 8;
 /// How often a thread that waits for a required answer checks whether its program was killed.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// The store's room is not asked for more often by programs that only want to know it.
+const LATELY: Duration = Duration::from_millis(200);
 /// The root of an object store exists without a question. This name in it does not exist.
 const NEVER_THERE: &[u8] = b".surgetank-there";
 /// The number of directories that are remembered as changeable.
@@ -43,7 +45,7 @@ pub struct StoreQueries {
     asking: Asking,
     /// Directories in which the store lets these users (uid, gid) make names, and when it said so.
     changeable: Mutex<HashMap<(FileId, u32, u32), Instant>>,
-    space: Mutex<Option<Space>>,
+    space: Mutex<Option<(Space, Instant)>>,
 }
 
 /// The threads that ask.
@@ -280,13 +282,22 @@ impl StoreQueries {
         }
     }
 
+    /// The same, or those of a moment ago: the shim asks with each file.
+    pub(crate) fn space_lately(&self) -> io::Result<Space> {
+        let known = *locked(&self.space);
+        match known.filter(|(_, asked)| asked.elapsed() < LATELY) {
+            Some((space, _)) => Ok(space),
+            None => self.space_now(),
+        }
+    }
+
     /// The store's numbers, or those it had when it last answered.
     pub(crate) fn space_now(&self) -> io::Result<Space> {
         let asked = self.would_ask(|store| store.space(&StorePath::root()));
         let mut known = locked(&self.space);
         match (asked, *known) {
-            (Some(Ok(space)), _) => Ok(*known.insert(space)),
-            (_, Some(space)) => Ok(space),
+            (Some(Ok(space)), _) => Ok(known.insert((space, clock::tick())).0),
+            (_, Some((space, _))) => Ok(space),
             (Some(Err(why)), None) => Err(why),
             (None, None) => Err(io::Error::from_raw_os_error(libc::ETIMEDOUT)),
         }

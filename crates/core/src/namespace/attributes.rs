@@ -367,7 +367,7 @@ impl FileAttributes {
 
     /// The store's space, less the bytes that the drain still brings there.
     pub fn statfs(&self) -> FsResult<Space> {
-        let mut space = self.queries.space_now()?;
+        let mut space = self.queries.space_lately()?;
         let dirty = self.metadata.dirty_bytes();
         space.free_bytes = space.free_bytes.saturating_sub(dirty);
         space.available_bytes = space.available_bytes.saturating_sub(dirty);
