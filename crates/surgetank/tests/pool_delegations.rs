@@ -259,6 +259,34 @@ fn files_opened_without_their_owner_follow_it() {
     pool.end();
 }
 
+/// A file that was opened without its owner keeps that one from leaving, and is read there by then.
+#[test]
+fn owner_stays_while_its_file_is_open_at_a_member_that_did_not_ask() {
+    let Some(mut pool) = Pool::start("stays", 3) else { return };
+    fs::create_dir(pool.member(2).join("d")).unwrap();
+    fs::write(pool.member(2).join("d/file"), "first").unwrap();
+    delegated(&pool, 1);
+    assert_eq!(listed(&pool.member(1).join("d")).len(), 1);
+    let before = calls_at_rest(&pool, 1);
+    let mut open = File::open(pool.member(1).join("d/file")).unwrap();
+    assert!(calls_at_rest(&pool, 1) - before <= 2, "the file was opened at its owner");
+    let leave = |pool: &Pool, timeout: &str| {
+        let output =
+            pool.command_at(2, "pool", &["leave"]).args(["--timeout", timeout]).arg(pool.over(2)).output().unwrap();
+        output.status.code()
+    };
+    assert_eq!(leave(&pool, "2s"), Some(1));
+    fs::write(pool.member(0).join("d/file"), "second").unwrap();
+    let mut content = String::new();
+    open.read_to_string(&mut content).unwrap();
+    assert_eq!(content, "second");
+    drop(open);
+    assert_eq!(leave(&pool, "60s"), Some(0));
+    pool.has_left(2);
+    assert_eq!(fs::read_to_string(pool.member(1).join("d/file")).unwrap(), "second");
+    pool.end();
+}
+
 /// A member that does not answer delays a change for some seconds, and knows it afterwards.
 #[test]
 fn stopped_member_delays_a_change_and_is_not_stale_later() {

@@ -325,9 +325,8 @@ impl Workers {
             if self.stopping.load(Ordering::SeqCst) {
                 break None;
             }
-            if self.seats.give_one_too_many() {
+            if self.seats.has_none(&berth.has_seat) {
                 berth.waiting.store(false, Ordering::SeqCst);
-                berth.has_seat.store(false, Ordering::SeqCst);
                 self.is_not_waiting();
                 if !self.sits(berth) {
                     return None;
@@ -369,8 +368,7 @@ impl Workers {
         }
         berth.is_parked.store(true, Ordering::SeqCst);
         let leaves = || self.stopping.load(Ordering::SeqCst) || berth.release.load(Ordering::SeqCst);
-        let sits = self.seats.take(leaves);
-        berth.has_seat.store(sits, Ordering::SeqCst);
+        let sits = self.seats.take(&berth.has_seat, leaves);
         berth.is_parked.store(false, Ordering::SeqCst);
         // (It may have been dismissed at this moment: it stays.)
         if sits {
@@ -465,9 +463,7 @@ impl Berth {
 
     /// Another thread may serve.
     fn give_seat(&self) {
-        if self.has_seat.swap(false, Ordering::SeqCst) {
-            self.seats.give();
-        }
+        self.seats.give(&self.has_seat);
     }
 
     fn is_abandoned(&self) -> bool {

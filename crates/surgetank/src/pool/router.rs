@@ -232,7 +232,14 @@ impl<F: Filesystem> Router<F> {
         // (Other members' files need what this one has for them.)
         let is_home = || !self.link.is_over() && clean() && serving::remove_unneeded(self, &|| true) > 0;
         let may_be_needed = || !self.link.is_over() && (lost::is_pending(self) || !held::owners_live(self));
-        if is_held() || is_home() || may_be_needed() {
+        let may_be_open = || {
+            // (Open files that their owner does not know of are open here afterwards.)
+            if settled() {
+                delegating::end(self);
+            }
+            is_held()
+        };
+        if is_held() || is_home() || may_be_needed() || may_be_open() {
             std::thread::sleep(LOOK_EVERY);
             return false;
         }
@@ -240,13 +247,12 @@ impl<F: Filesystem> Router<F> {
         self.works.await_earlier(|| false);
         // (From now on none makes files without a request: this member refuses what would begin that.)
         self.namespace.metadata.recall_for_writer();
-        if !settled() || is_held() || is_home() || may_be_needed() || !close(true) {
+        if delegating::are_any(self) || !settled() || is_held() || is_home() || may_be_needed() || !close(true) {
             self.leaving.store(false, Ordering::SeqCst);
             return false;
         }
         self.left.store(true, Ordering::SeqCst);
         shim::stop(self);
-        delegating::end(self);
         bundles::end(self);
         // (With the registry the pool ends, and no other member is left.)
         let is_clean = clean() || self.link.status(PATIENCE).is_ok_and(|status| status.has_registry);

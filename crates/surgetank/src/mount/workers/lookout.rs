@@ -107,10 +107,13 @@ pub fn watch<F: Filesystem>(workers: &Arc<Workers>, filesystem: &Arc<F>) {
     }
 }
 
-/// No thread computes: each sleeps in its operation. (A thread that waits for a core is not asleep.)
+/// No thread computes: each sleeps in its operation. (A thread that waits for a core is not asleep.) If one is parked, those that
+/// have seats count.
 fn all_asleep(workers: &Workers) -> bool {
+    let is_parked = workers.seats.parked() > 0;
     let roll = workers.roll();
-    !roll.berths.is_empty() && roll.berths.iter().all(|berth| asleep(berth.tid.load(Ordering::SeqCst)))
+    let mut counting = roll.berths.iter().filter(|berth| !is_parked || berth.has_seat.load(Ordering::SeqCst));
+    !roll.berths.is_empty() && counting.all(|berth| asleep(berth.tid.load(Ordering::SeqCst)))
 }
 
 fn asleep(tid: i32) -> bool {

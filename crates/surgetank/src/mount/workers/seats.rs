@@ -3,9 +3,11 @@
 //! A thread whose request waits for another program or member gives its seat to a parked one ([`super::wait_long`]), and parks when
 //! it is done. So threads that wait for work do not take requests from each other.
 //!
-//! Invariant: a free seat is taken by a parked thread, if there is one. The [`super::lookout`] sees to those that sleep without saying
+//! Invariants: each thread's flag says whether it is counted in `taken`; both change under one lock. (A seat may be taken from a
+//! thread that just begins to read: it reads one more request.) A free seat is taken by a parked thread, if there is one. The [`super::lookout`] sees to those that sleep without saying
 //! so, and starts threads.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 #[derive(Debug)]
@@ -29,8 +31,8 @@ impl Default for Seats {
 }
 
 impl Seats {
-    /// Waits for a seat. Returns `false` without one if the thread is to leave.
-    pub fn take(&self, leaves: impl Fn() -> bool) -> bool {
+    /// Waits for a seat. Returns `false` without one if the thread is to leave. `has_seat`: the thread's flag.
+    pub fn take(&self, has_seat: &AtomicBool, leaves: impl Fn() -> bool) -> bool {
         let mut state = self.state();
         state.parked += 1;
         while state.taken >= state.wanted && !leaves() {
@@ -39,24 +41,28 @@ impl Seats {
         state.parked -= 1;
         let is_free = state.taken < state.wanted;
         state.taken += usize::from(is_free);
+        has_seat.store(is_free, Ordering::SeqCst);
         is_free
     }
 
     /// A thread has no seat any more.
-    pub fn give(&self) {
+    pub fn give(&self, has_seat: &AtomicBool) {
         let mut state = self.state();
-        state.taken -= 1;
-        if state.parked > 0 {
-            self.changed.notify_one();
+        if has_seat.swap(false, Ordering::SeqCst) {
+            state.taken -= 1;
+            if state.parked > 0 {
+                self.changed.notify_one();
+            }
         }
     }
 
-    /// The same, if there are more than are wanted. Returns whether it has none any more.
-    pub fn give_one_too_many(&self) -> bool {
+    /// The same, if there are more than are wanted. Returns whether it has none.
+    pub fn has_none(&self, has_seat: &AtomicBool) -> bool {
         let mut state = self.state();
-        let is_too_many = state.taken > state.wanted;
-        state.taken -= usize::from(is_too_many);
-        is_too_many
+        if state.taken > state.wanted && has_seat.swap(false, Ordering::SeqCst) {
+            state.taken -= 1;
+        }
+        !has_seat.load(Ordering::SeqCst)
     }
 
     pub fn wanted(&self) -> usize {

@@ -53,7 +53,11 @@ fn open_node(of: &Holdings, number: u64, node: Node, flags: OFlags) -> Result<An
 /// Opens a file that the member had opened in the store. A key has one handle.
 pub fn open_moved(of: &Holdings, number: u64, key: u64) -> Result<Answer, Errno> {
     if let Some(handle) = of.moved(key) {
-        return Ok(Answer::Opened { handle, waits: false });
+        if of.file(handle)?.node == number {
+            return Ok(Answer::Opened { handle, waits: false });
+        }
+        // (An earlier agent's close did not come.)
+        close_moved(of, key)?;
     }
     let node = of.node_without_names(number)?;
     let Answer::Opened { handle, .. } = open_node(of, number, node, OFlags::RDONLY)? else { return Err(Errno::INVAL) };

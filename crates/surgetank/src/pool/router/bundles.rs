@@ -10,7 +10,7 @@
 //!
 //! The danger that this avoids: a program reads what was so before a change that another program knows.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use surgetank_types::clock::tick;
+use surgetank_types::clock::{tick, uptime};
 use surgetank_types::error::FsResult;
 use surgetank_types::model::{Attr, Caller, FileId, Kind};
 
@@ -36,6 +36,8 @@ const BUNDLED: u64 = HOME | LISTED_HERE;
 /// A handle is `MARK + BUNDLED + bundle * PLACES + place * COUNTS + a count`.
 const PLACES: u64 = 1 << 32;
 const COUNTS: u64 = 1 << 16;
+/// An agent's first bundle has a number below this.
+const NUMBERS: u64 = 1 << 28;
 /// A larger file is read at its owner.
 const FILE_BYTES_MAX: u64 = 256 << 10;
 /// Files of a directory's first bundle, and of any. (Each next one has twice as many.)
@@ -60,6 +62,7 @@ struct Table {
     bundles: BTreeMap<u64, Arc<Bundle>>,
     bytes: u64,
     open: HashMap<u64, Open>,
+    count: u64,
 }
 
 struct Bundle {
@@ -97,6 +100,8 @@ pub(super) struct Came {
     places: HashMap<u64, Option<Place>>,
     /// Files of the next bundle.
     next: usize,
+    /// Files that were opened at their owner, for reading.
+    opened: HashSet<u64>,
 }
 
 #[derive(Clone, Copy)]
@@ -125,9 +130,9 @@ impl Table {
         let is_open = |bundle: &Arc<Bundle>| Arc::strong_count(bundle) > 1;
         let mut gone = Vec::new();
         for (number, bundle) in &self.bundles {
-            // (An earlier agent's may be open.)
+            // (An earlier agent's may be open: it stays while there is room.)
             let is_over = bundle.directory.strong_count() == 0 && !bundle.is_of_earlier_agent();
-            let is_full = bytes.saturating_add(room) > ALL_BYTES_MAX && !bundle.is_of_earlier_agent();
+            let is_full = bytes.saturating_add(room) > ALL_BYTES_MAX;
             if !is_open(bundle) && (is_over || is_full) {
                 bytes -= bundle.bytes;
                 gone.push(*number);
@@ -180,6 +185,8 @@ fn table<F: Filesystem>(router: &Router<F>) -> MutexGuard<'_, Table> {
 fn find<F: Filesystem>(router: &Router<F>) {
     let prefix = prefix(router);
     let mut table = router.bundles.table();
+    // (An earlier agent's handles have other numbers, also of bundles that are gone.)
+    table.next = u64::try_from(uptime().as_millis()).unwrap_or(0) % NUMBERS;
     for held in router.namespace.replicas.held(&prefix, b"") {
         let name = String::from_utf8(held.name).unwrap_or_default();
         let Some(number) = name.strip_prefix(&prefix).and_then(|digits| digits.parse::<u64>().ok()) else { continue };
@@ -241,19 +248,48 @@ pub(super) fn open<F: Filesystem>(router: &Router<F>, caller: &Caller, at: At, f
     let fh = {
         let mut table = table(router);
         let bundle = bundle.or_else(|| table.bundles.get(&one.bundle).cloned())?;
-        let first = MARK | BUNDLED | one.bundle * PLACES | one.place as u64 * COUNTS;
-        let fh = (first..first + COUNTS).find(|fh| !table.open.contains_key(fh))?;
+        let first = (MARK | BUNDLED) + one.bundle * PLACES + one.place as u64 * COUNTS;
+        // (The owner may still have to close one of the last.)
+        let mut counts = (0..COUNTS).map(|more| first + (table.count + more) % COUNTS);
+        let fh = counts.find(|fh| !table.open.contains_key(fh))?;
+        table.count = fh % COUNTS + 1;
         table.open.insert(fh, Open { bundle, place: one.place, key });
         fh
     };
     let keep_cache = std::mem::replace(&mut one.was_open, true);
     drop(came);
-    // (A recall that came meanwhile did not find it.)
+    // (A recall that came meanwhile may not have found it.)
     if !delegated::is_still(router, key, &directory) {
         table(router).open.remove(&fh);
+        end_moved(router, key.0, fh, false);
         return None;
     }
     Some(Opened { fh, keep_cache, no_flush: true, ..Opened::default() })
+}
+
+/// A file is to be opened at its owner, for reading: the delegation of its directory.
+pub(super) fn before_open<F: Filesystem>(router: &Router<F>, at: At, flags: OFlags) -> Option<(Key, Arc<Directory>)> {
+    if flags.intersects(OFlags::ACCMODE | OFlags::TRUNC) {
+        return None;
+    }
+    let (key, directory, index) = delegated::file_of(router, at)?;
+    directory.names.get(index)?.attr.map(|_| (key, directory))
+}
+
+/// It was opened. If it was open before with the same delegation, what the kernel has of it is its content.
+pub(super) fn after_open<F: Filesystem>(
+    router: &Router<F>,
+    at: At,
+    opened: Opened,
+    before: Option<(Key, Arc<Directory>)>,
+) -> Opened {
+    let keeps = before.is_some_and(|(key, directory)| {
+        let mut came = directory.came.lock().unwrap_or_else(PoisonError::into_inner);
+        let was_open = !came.opened.insert(at.node);
+        drop(came);
+        was_open && delegated::is_still(router, key, &directory)
+    });
+    Opened { keep_cache: keeps, ..opened }
 }
 
 fn is_small(attr: Option<&Attr>) -> bool {
@@ -278,7 +314,10 @@ fn bring<F: Filesystem>(router: &Router<F>, key: Key, directory: &Arc<Directory>
     }
     let files = wanted.iter().map(|(node, _)| *node).collect();
     let ask = Ask::Contents { node: key.1, serial: directory.serial, files };
-    let Some(Answer::Contents { lengths, content }) = delegated::ask(router, key.0, ask) else { return };
+    let Some(Answer::Contents { lengths, content }) = delegated::ask(router, key.0, ask) else {
+        came.places.extend(wanted.first().map(|(node, _)| (*node, None)));
+        return;
+    };
     came.next = count * 2;
     let (mut files, mut parts, mut offset, mut from) = (Vec::new(), Vec::new(), 0, 0);
     for ((node, attr), length) in wanted.into_iter().zip(lengths) {
@@ -299,6 +338,7 @@ fn bring<F: Filesystem>(router: &Router<F>, key: Key, directory: &Arc<Directory>
     if files.is_empty() {
         return;
     }
+    let nodes: Vec<u64> = files.iter().map(|of| of.node).collect();
     match write(router, directory, files, &parts) {
         Ok((number, bundle)) => {
             for (place, of) in bundle.files.iter().enumerate() {
@@ -306,7 +346,10 @@ fn bring<F: Filesystem>(router: &Router<F>, key: Key, directory: &Arc<Directory>
             }
             table(router).insert(number, bundle);
         }
-        Err(why) => tracing::debug!(why = %why.errno, "content of another member's files is not kept here"),
+        Err(why) => {
+            tracing::debug!(why = %why.errno, "content of another member's files is not kept here");
+            came.places.extend(nodes.into_iter().map(|node| (node, None)));
+        }
     }
 }
 
@@ -356,12 +399,18 @@ pub(super) fn read<F: Filesystem>(
     offset: u64,
     buffer: &mut [u8],
 ) -> Option<FsResult<usize>> {
+    let open = still(router, fh)?;
+    Some(open.bundle.read(open.place, offset, buffer))
+}
+
+/// An open file whose delegation lasts.
+fn still<F: Filesystem>(router: &Router<F>, fh: u64) -> Option<Open> {
     if !is_bundled(fh) {
         return None;
     }
     let open = table(router).open.get(&fh).cloned()?;
     let is_still = delegated::of(router, open.key).is_some_and(|directory| open.bundle.is_of(&directory));
-    is_still.then(|| open.bundle.read(open.place, offset, buffer))
+    is_still.then_some(open)
 }
 
 /// The owner does not have the file any more: what is open stays as it was.
@@ -403,9 +452,25 @@ pub(super) fn last_attributes<F: Filesystem>(router: &Router<F>, id: u64) -> Opt
     Some(Attributes { attr: router.shown(Attr { links: 0, ..attr }), ttl: std::time::Duration::ZERO })
 }
 
-/// lseek(2) for data or a hole: all of a small file is data.
-pub(super) fn seek<F: Filesystem>(router: &Router<F>, id: u64, fh: u64, offset: u64, whence: u32) -> FsResult<u64> {
+/// lseek(2) for data or a hole, as [`read`].
+pub(super) fn seek<F: Filesystem>(router: &Router<F>, fh: u64, offset: u64, whence: u32) -> Option<FsResult<u64>> {
+    let open = still(router, fh)?;
+    Some(seek_in(&open.bundle, open.place, offset, whence))
+}
+
+/// The same, as [`read_last`].
+pub(super) fn seek_last<F: Filesystem>(
+    router: &Router<F>,
+    (id, fh): (u64, u64),
+    offset: u64,
+    whence: u32,
+) -> FsResult<u64> {
     let (bundle, place) = opened(router, id, fh).ok_or(Errno::IO)?;
+    seek_in(&bundle, place, offset, whence)
+}
+
+/// All of a small file is data.
+fn seek_in(bundle: &Bundle, place: usize, offset: u64, whence: u32) -> FsResult<u64> {
     let size_bytes = bundle.files.get(place).map_or(0, |of| of.attr.size_bytes);
     match i32::try_from(whence) {
         Ok(libc::SEEK_DATA) if offset < size_bytes => Ok(offset),
@@ -435,7 +500,9 @@ pub(super) fn release<F: Filesystem>(router: &Router<F>, id: u64, fh: u64) {
         // (Or an earlier agent has opened it.)
         None => router.end_moved(id, fh),
         Some(Open { bundle, key, .. }) => {
-            end_moved(router, key.0, fh);
+            // (What was asked at a recall may be done later.)
+            let is_still = delegated::of(router, key).is_some_and(|directory| bundle.is_of(&directory));
+            end_moved(router, key.0, fh, !is_still);
             let is_over = bundle.directory.strong_count() == 0;
             drop(bundle);
             if is_over {
@@ -445,9 +512,9 @@ pub(super) fn release<F: Filesystem>(router: &Router<F>, id: u64, fh: u64) {
     }
 }
 
-fn end_moved<F: Filesystem>(router: &Router<F>, member: u32, fh: u64) {
+fn end_moved<F: Filesystem>(router: &Router<F>, member: u32, fh: u64, is_perhaps: bool) {
     let moved = router.moved().remove(&fh);
-    if moved.is_some() {
+    if moved.is_some() || is_perhaps {
         // (With the member its handles ended.)
         let _ = router.remote.ask_once(&agent(), Router::<F>::at_handle(member), Ask::CloseMoved { key: fh });
     }
@@ -479,7 +546,7 @@ pub(super) fn recalled<F: Filesystem>(router: &Router<F>, member: u32, nodes: &[
             router.moved().insert(fh, (member, handle));
             // (It may have been closed meanwhile.)
             if !table(router).open.contains_key(&fh) {
-                end_moved(router, member, fh);
+                end_moved(router, member, fh, false);
             }
         }
     }
@@ -488,6 +555,10 @@ pub(super) fn recalled<F: Filesystem>(router: &Router<F>, member: u32, nodes: &[
 
 /// This member leaves.
 pub(super) fn end<F: Filesystem>(router: &Router<F>) {
-    let bundles = std::mem::take(&mut table(router).bundles);
+    let bundles = {
+        let mut table = table(router);
+        table.bytes = 0;
+        std::mem::take(&mut table.bundles)
+    };
     bundles.values().for_each(|bundle| remove(router, &bundle.name));
 }

@@ -170,9 +170,9 @@ impl Delegated {
             keys.iter().filter_map(|key| believed.remove(key)).flatten().collect()
         };
         let notifier = self.notifier.get().filter(|_| !files.is_empty());
-        let failed = notifier.is_none_or(|notifier| files.iter().any(|id| notifier.inval_inode(*id, -1, 0).is_err()));
-        if !files.is_empty() && failed {
-            std::thread::sleep(KERNEL);
+        let is_unknown = |id: &&u64| notifier.is_none_or(|notifier| notifier.inval_inode(**id, -1, 0).is_err());
+        if files.iter().filter(is_unknown).count() > 0 {
+            std::thread::sleep(KERNEL + A_TICK);
         }
     }
 

@@ -386,6 +386,11 @@ pub(super) fn changed<F: Filesystem>(router: &Router<F>, id: u64) {
     recall(router, &dirs);
 }
 
+/// Does another member answer for a directory?
+pub(super) fn are_any<F: Filesystem>(router: &Router<F>) -> bool {
+    router.delegating.count.load(Ordering::SeqCst) > 0
+}
+
 /// This member leaves.
 pub(super) fn end<F: Filesystem>(router: &Router<F>) {
     // (A member that does not let go loses its lease.)

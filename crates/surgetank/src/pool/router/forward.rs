@@ -207,6 +207,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
         match answer {
             // Open here since before another member removed it.
             Err(fault) if fault.errno == Errno::STALE => match self.remote.at(id) {
+                Some(_) if self.remote.has_left(id) => Err(fault),
                 Some(_) => bundles::last_attributes(self, id).ok_or(fault),
                 None => self.door.getattr(caller, id, fh).map_err(|_| fault),
             },
@@ -429,9 +430,12 @@ impl<F: Filesystem> Filesystem for Router<F> {
     }
 
     fn lseek(&self, caller: &Caller, id: u64, fh: u64, offset: u64, whence: u32) -> FsResult<u64> {
+        if let Some(found) = bundles::seek(self, fh, offset, whence) {
+            return found;
+        }
         match self.handle_there(caller, id, fh, Does::Reads)? {
             Some((member, handle)) => self.seek_there(caller, member, handle, offset, whence),
-            None if bundles::is_bundled(fh) => bundles::seek(self, id, fh, offset, whence),
+            None if bundles::is_bundled(fh) => bundles::seek_last(self, (id, fh), offset, whence),
             None => self.door.lseek(caller, id, fh, offset, whence),
         }
     }
@@ -444,8 +448,11 @@ impl<F: Filesystem> Filesystem for Router<F> {
         length: u64,
         flags: u64,
     ) -> FsResult<u64> {
-        let from_there = self.handle_there(caller, from.id, from.fh, Does::Reads)?;
-        if bundles::is_bundled(from.fh) || from_there.or(self.there(caller, to.id, to.fh)?).is_some() {
+        let is_there = || -> FsResult<bool> {
+            let from_there = self.handle_there(caller, from.id, from.fh, Does::Reads)?;
+            Ok(from_there.or(self.there(caller, to.id, to.fh)?).is_some())
+        };
+        if bundles::is_bundled(from.fh) || is_there()? {
             // The kernel reads and writes then.
             return Err(Errno::OPNOTSUPP.into());
         }

@@ -37,16 +37,13 @@ impl<F: Filesystem> Router<F> {
         if let Some(opened) = bundles::open(self, caller, at, flags) {
             return Ok(opened);
         }
+        let delegated = bundles::before_open(self, at, flags);
         for _ in 0..TRIES {
             match self.remote.ask_once(caller, at, Ask::Open { node: at.node, flags: flags.bits() })? {
                 Answer::Opened { handle, waits } => {
-                    return Ok(closing::opened_there(
-                        self,
-                        caller,
-                        Self::opened_there(at.member, handle, flags),
-                        flags,
-                        waits,
-                    ));
+                    let opened = Self::opened_there(at.member, handle, flags);
+                    let opened = bundles::after_open(self, at, opened, delegated);
+                    return Ok(closing::opened_there(self, caller, opened, flags, waits));
                 }
                 Answer::OpenedAt { handle, home, waits } => {
                     match homes::opened_at(self, caller, (at.member, handle), home, flags) {
@@ -176,11 +173,18 @@ impl<F: Filesystem> Router<F> {
             Err(fault) => return Err(fault),
         };
         let ask = Ask::OpenMoved { node: at.node, key: fh };
+        let is_bundled = bundles::is_bundled(fh);
+        // (Whether its program may read it was decided when it was opened.)
+        let caller = if is_bundled { &homes::agent() } else { caller };
         let handle = match self.remote.ask(caller, at, ask) {
             Ok(Answer::Opened { handle, .. }) => handle,
             Ok(_) => return Err(Errno::PROTO.into()),
-            // (The owner did not know that it is open.)
-            Err(fault) if fault.errno == Errno::STALE && bundles::is_bundled(fh) => return Ok(None),
+            // (The owner did not know that it is open. What a lost member had another one may have changed since.)
+            Err(fault) if is_bundled && fault.errno == Errno::STALE => {
+                return if self.remote.has_left(id) { Err(Errno::IO.into()) } else { Ok(None) };
+            }
+            // (The mode was changed, and the agents are those of a user.)
+            Err(fault) if is_bundled && [Errno::ACCESS, Errno::PERM].contains(&fault.errno) => return Ok(None),
             Err(fault) => return Err(fault),
         };
         self.moved().insert(fh, (at.member, handle));
