@@ -261,7 +261,7 @@ pub(super) fn open<F: Filesystem>(router: &Router<F>, caller: &Caller, at: At, f
     // (A recall that came meanwhile may not have found it.)
     if !delegated::is_still(router, key, &directory) {
         table(router).open.remove(&fh);
-        end_moved(router, key.0, fh, false);
+        end_moved(router, key.0, fh, true);
         return None;
     }
     Some(Opened { fh, keep_cache, no_flush: true, ..Opened::default() })

@@ -183,8 +183,6 @@ impl<F: Filesystem> Router<F> {
             Err(fault) if is_bundled && fault.errno == Errno::STALE => {
                 return if self.remote.has_left(id) { Err(Errno::IO.into()) } else { Ok(None) };
             }
-            // (The mode was changed, and the agents are those of a user.)
-            Err(fault) if is_bundled && [Errno::ACCESS, Errno::PERM].contains(&fault.errno) => return Ok(None),
             Err(fault) => return Err(fault),
         };
         self.moved().insert(fh, (at.member, handle));
