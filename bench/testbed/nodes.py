@@ -1,4 +1,4 @@
-"""Nodes on this machine: namespaces of their own, links of 1 Gbit/s, host names and memory for a tier; and a slow store for all.
+"""Nodes on this machine: namespaces of their own, links of 1 Gbit/s (or another rate; 0: no limit), host names and memory for a tier; and a slow store for all.
 
 Needs root. What a killed run left is found by its names, and cleaned up by the next run.
 """
@@ -23,7 +23,7 @@ from typing import TypeVar
 TOP = Path(__file__).resolve().parents[2]
 SLOWSTORE = TOP / "bench/testbed/slowstore"
 SURGETANK = TOP / "target/release/surgetank"
-LINK = ["tbf", "rate", "1gbit", "burst", "1mb", "latency", "50ms"]
+LINK_MBIT = 1000
 # Of the network namespaces: by their names the next run finds what a killed run left.
 PREFIX = "sgtk-demo-"
 SWITCH = PREFIX + "switch"
@@ -57,7 +57,7 @@ class Node:
 
 
 @contextlib.contextmanager
-def nodes_up(count: int, tier_mib: int) -> Iterator[list[Node]]:
+def nodes_up(count: int, tier_mib: int, link_mbit: int = LINK_MBIT) -> Iterator[list[Node]]:
     nodes: list[Node] = []
     try:
         names = "".join(f"10.77.0.{number + 1} node{number + 1}\n" for number in range(count))
@@ -65,7 +65,7 @@ def nodes_up(count: int, tier_mib: int) -> Iterator[list[Node]]:
         ip("-n", SWITCH, "link", "add", "bridge", "type", "bridge")
         ip("-n", SWITCH, "link", "set", "bridge", "up")
         for number in range(count):
-            nodes.append(node_up(number, "127.0.0.1 localhost\n" + names, tier_mib))
+            nodes.append(node_up(number, "127.0.0.1 localhost\n" + names, tier_mib, link_mbit))
         yield nodes
     finally:
         # A second Ctrl-C would leave the nodes.
@@ -75,7 +75,7 @@ def nodes_up(count: int, tier_mib: int) -> Iterator[list[Node]]:
             node.keeper.wait()
 
 
-def node_up(number: int, hosts: str, tier_mib: int) -> Node:
+def node_up(number: int, hosts: str, tier_mib: int, link_mbit: int) -> Node:
     name, port = f"{PREFIX}{number + 1}", f"port{number + 1}"
     ip("netns", "add", name)
     ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", port, "netns", SWITCH)
@@ -83,8 +83,10 @@ def node_up(number: int, hosts: str, tier_mib: int) -> Node:
     ip("-n", name, "address", "add", f"10.77.0.{number + 1}/24", "dev", "eth0")
     for link in ("eth0", "lo"):
         ip("-n", name, "link", "set", link, "up")
-    call(["tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", *LINK])
-    call(["tc", "-n", SWITCH, "qdisc", "add", "dev", port, "root", *LINK])
+    if link_mbit:
+        limit = ["root", "tbf", "rate", f"{link_mbit}mbit", "burst", "1mb", "latency", "50ms"]
+        call(["tc", "-n", name, "qdisc", "add", "dev", "eth0", *limit])
+        call(["tc", "-n", SWITCH, "qdisc", "add", "dev", port, *limit])
     script = (
         f"echo node{number + 1} >/proc/sys/kernel/hostname && mount -t tmpfs -o size={tier_mib + 64}m,mode=1777 tmpfs /dev/shm"
         ' && printf %s "$0" >/dev/shm/hosts && mount --bind /dev/shm/hosts /etc/hosts'

@@ -35,7 +35,10 @@ impl std::error::Error for BadFrame {}
 ///
 /// Errors: [`BadFrame::TooLong`].
 pub fn encode(message: &impl Serialize) -> Result<Vec<u8>, BadFrame> {
-    let mut bytes = postcard::to_extend(message, vec![0; LENGTH_BYTES]).map_err(|_| BadFrame::Malformed)?;
+    let size = postcard::experimental::serialized_size(message).map_err(|_| BadFrame::Malformed)?;
+    let mut bytes = Vec::with_capacity(LENGTH_BYTES + size);
+    bytes.resize(LENGTH_BYTES, 0);
+    let mut bytes = postcard::to_extend(message, bytes).map_err(|_| BadFrame::Malformed)?;
     let length = bytes.len() - LENGTH_BYTES;
     if length > FRAME_BYTES_MAX {
         return Err(BadFrame::TooLong);

@@ -52,6 +52,7 @@ mod pool_model;
 mod pool_network;
 mod pool_objects;
 mod pool_order;
+mod pool_pieces;
 mod pool_registry;
 mod pool_renames;
 mod pool_replicas;

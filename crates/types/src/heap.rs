@@ -10,3 +10,20 @@ pub fn give_back() {
         libc::malloc_trim(0);
     }
 }
+
+/// Buffers of a few MiB are taken from memory that the allocator has, and not from the system each time. (Otherwise the system
+/// clears each page of each message between members.)
+pub fn keep_buffers() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        /// From this size on the system gives each buffer apart.
+        const APART_BYTES: libc::c_int = 4 << 20;
+        /// So much free memory at the end of each heap is kept, until [`give_back`].
+        const KEPT_BYTES: libc::c_int = 8 << 20;
+        // SAFETY: `mallopt` has no precondition. It locks the allocator, as every allocation does.
+        unsafe {
+            libc::mallopt(libc::M_MMAP_THRESHOLD, APART_BYTES);
+            libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_BYTES);
+        }
+    }
+}

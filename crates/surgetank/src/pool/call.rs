@@ -127,6 +127,7 @@ pub enum Ask {
         handle: u64,
         offset: u64,
         at_end: bool,
+        #[serde(with = "serde_bytes")]
         content: Vec<u8>,
     },
     /// The program's last descriptor has ended.
@@ -342,6 +343,20 @@ pub enum Ask {
         serial: u64,
         files: Vec<u64>,
     },
+    /// Which member may have more of a large file in a directory that is delegated with this number: [`Answer::Count`]; 0: none.
+    Source {
+        node: u64,
+        serial: u64,
+        file: u64,
+    },
+    /// A piece of a large file in a directory that a third member has delegated to the asking one and to the receiver:
+    /// [`Answer::Bytes`]. EAGAIN: it is not here.
+    Piece {
+        owner: u32,
+        directory: u64,
+        file: u64,
+        piece: u64,
+    },
     /// The read delegations of these directories of the asking member end. Without any: those of all. Done: nothing of them is
     /// believed any more.
     Recall {
@@ -396,10 +411,20 @@ impl Ask {
                 | Self::Delegate { .. }
                 | Self::IsDelegated { .. }
                 | Self::Contents { .. }
+                | Self::Source { .. }
+                | Self::Piece { .. }
                 | Self::Recall { .. }
                 | Self::Hold(_)
         )
     }
+}
+
+/// A call or an answer, as it goes to another member.
+#[must_use]
+pub fn encoded(message: &impl Serialize) -> Vec<u8> {
+    // (In one piece of memory: it may have some MiB. Nothing in a message fails to be written.)
+    let bytes = postcard::experimental::serialized_size(message).unwrap_or(0);
+    postcard::to_extend(message, Vec::with_capacity(bytes)).unwrap_or_default()
 }
 
 /// The answer to a [`Call`].
@@ -447,7 +472,7 @@ pub enum Answer {
     },
     /// In the order of the numbers.
     Needed(Vec<Need>),
-    Bytes(Vec<u8>),
+    Bytes(#[serde(with = "serde_bytes")] Vec<u8>),
     Count(u64),
     Names(Vec<Listed>),
     Lock(Lock),
@@ -456,6 +481,7 @@ pub enum Answer {
     /// In the order of the files: how long each one is, and then all of them. `None`: it is not given.
     Contents {
         lengths: Vec<Option<u32>>,
+        #[serde(with = "serde_bytes")]
         content: Vec<u8>,
     },
     /// The file was written while it was to leave.

@@ -446,6 +446,8 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         | Ask::Delegate { .. }
         | Ask::IsDelegated { .. }
         | Ask::Contents { .. }
+        | Ask::Source { .. }
+        | Ask::Piece { .. }
         | Ask::Recall { .. }
         | Ask::Hold(_) => Err(Errno::OPNOTSUPP),
         Ask::HomeOf { node } => Ok(Answer::Home(homes::of(&*of.node(*node)?.fd)?.0)),

@@ -21,7 +21,7 @@ use surgetank_pool::frame::Frames;
 use surgetank_pool::{MemberId, Secret, Term};
 use surgetank_types::clock::{tick, uptime};
 
-use super::call::{Answer, Ask, Call, Stored};
+use super::call::{Answer, Ask, Call, Stored, encoded};
 use super::others::contents::{Content, below};
 use super::status::PoolStatus;
 use crate::socket_address::Address;
@@ -104,6 +104,7 @@ fn nanos(time: Duration) -> u64 {
 impl Link {
     /// Connects to the process, which may still be joining. Errors: why it did not join.
     pub fn connect(socket: &Path, patience: Duration) -> io::Result<Arc<Self>> {
+        surgetank_types::heap::keep_buffers();
         let until = tick() + patience;
         let mut stream = loop {
             match UnixStream::connect(Address::of(socket)?.path()) {
@@ -291,9 +292,8 @@ impl Link {
         once: Option<Once>,
         patient: &mut dyn FnMut(Waits) -> bool,
     ) -> Result<Answer, NoAnswer> {
-        let (Some(caller), Ok(body)) = (self.caller.get(), postcard::to_stdvec(call)) else {
-            return Err(NoAnswer::NoProcess);
-        };
+        let Some(caller) = self.caller.get() else { return Err(NoAnswer::NoProcess) };
+        let body = encoded(call);
         // (Programs cause the others.)
         if !matches!(call.ask, Ask::OldestAge) {
             *hold(&self.counts).entry(member).or_default() += 1;
@@ -523,7 +523,7 @@ impl Link {
                         thread::sleep(Duration::from_millis(5));
                     }
                     if let Some(agent) = link.agent.get() {
-                        let answer = agent.asked(member, &ask);
+                        let answer = encoded(&agent.asked(member, &ask));
                         link.say(&ToProcess::Answered { token, answer });
                     }
                 };

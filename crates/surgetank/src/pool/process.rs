@@ -25,7 +25,7 @@ use surgetank_types::clock::{tick, uptime};
 use surgetank_types::error::Error;
 use surgetank_types::workers::Workers;
 
-use super::call::{Answer, Ask, Call};
+use super::call::{Answer, Ask, Call, encoded};
 use super::export::Export;
 use super::link::{Claimed, FromProcess, Me, Moves, Owner, Place, ToProcess, key_of, receive, send};
 use super::rendezvous::meeting::{Meeting, Where};
@@ -74,7 +74,7 @@ struct Process {
     forgotten: Condvar,
     tokens: AtomicU64,
     /// What other members ask the agent, and its answers.
-    asked: Mutex<HashMap<u64, Option<Answer>>>,
+    asked: Mutex<HashMap<u64, Option<Vec<u8>>>>,
     answered: Condvar,
     workers: Workers,
     refused: Mutex<Option<String>>,
@@ -91,6 +91,7 @@ fn hold<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Runs until it is killed; the supervisor does that.
 pub fn main(start: Start) -> u8 {
     let Start { config, store, over, believed, temporaries, socket } = start;
+    surgetank_types::heap::keep_buffers();
     // SAFETY: takes and returns numbers. A write beyond the limit of sizes then fails, as for the program that asked for it.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let process = Arc::new(Process {
@@ -385,7 +386,7 @@ impl Process {
     }
 
     /// Asks the agent, or the next one. `None`: none has answered in time.
-    fn agents_answer(&self, member: MemberId, ask: &Ask) -> Option<Answer> {
+    fn agents_answer(&self, member: MemberId, ask: &Ask) -> Option<Vec<u8>> {
         // (A prefetch takes as long as the store does.)
         let is_long = matches!(ask, Ask::Tend { .. } | Ask::Stage { .. } | Ask::EndStage { .. });
         let until = tick() + if is_long { TENDING } else { WISH };
@@ -585,14 +586,14 @@ impl Host for Process {
         if let Ask::Leaves { directories } = call.ask {
             // (An agent that comes later answers ESTALE for them.)
             self.say(&FromProcess::Leaves { member: from.0, directories });
-            return postcard::to_stdvec(&Answer::Done).unwrap_or_default();
+            return encoded(&Answer::Done);
         }
         if call.ask.is_for_the_agent() {
-            let answer = self.agents_answer(from, &call.ask).unwrap_or(Answer::Failed(Errno::AGAIN.raw_os_error()));
-            return postcard::to_stdvec(&answer).unwrap_or_default();
+            let failed = || encoded(&Answer::Failed(Errno::AGAIN.raw_os_error()));
+            return self.agents_answer(from, &call.ask).unwrap_or_else(failed);
         }
         let answer = self.export.answer(from.0, &call);
         tracing::trace!(from = from.0, ?call, ?answer, "carried out");
-        postcard::to_stdvec(&answer).unwrap_or_default()
+        encoded(&answer)
     }
 }

@@ -102,7 +102,14 @@ impl Record {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Hold {
     /// A piece of a copy. With the last one the copy counts.
-    Piece { record: Record, attempt: u64, offset: u64, content: Vec<u8>, is_last: bool },
+    Piece {
+        record: Record,
+        attempt: u64,
+        offset: u64,
+        #[serde(with = "serde_bytes")]
+        content: Vec<u8>,
+        is_last: bool,
+    },
     /// These files are other ones now, or need no copy; these have other names or attributes. Of two messages about a file the
     /// one with the higher `attempt` counts, whichever comes first.
     Changed { attempt: u64, gone: Vec<u64>, records: Vec<Record> },

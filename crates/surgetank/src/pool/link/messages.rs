@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use surgetank_pool::frame::{Frames, encode};
 
-use super::super::call::{Answer, Ask, Stored};
+use super::super::call::{Ask, Stored};
 use super::super::status::PoolStatus;
 
 /// What the agent sends.
@@ -22,8 +22,12 @@ pub enum ToProcess {
     Moving { renamed: Option<Renamed> },
     /// What the agent believed of a directory is forgotten.
     Forgotten { token: u64 },
-    /// The answer to [`FromProcess::Asked`].
-    Answered { token: u64, answer: Answer },
+    /// The [`super::super::call::Answer`] to [`FromProcess::Asked`], as it goes to the other member.
+    Answered {
+        token: u64,
+        #[serde(with = "serde_bytes")]
+        answer: Vec<u8>,
+    },
     /// Give back this directory, and say when the pool knows. Nothing in it is queued.
     GiveBack { id: u64, directory: Box<[u8]> },
     /// Ask the registry for news.

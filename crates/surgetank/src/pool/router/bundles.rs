@@ -1,7 +1,8 @@
-//! Content of small files in directories that other members have delegated, before programs ask for it.
+//! Content of files in directories that other members have delegated, before programs ask for it.
 //!
-//! A *bundle* is the content of some files of one directory. It comes with one message, and is a file in the directory of contents. A
-//! program that opens one of these files for reading reads it there. So the next agent can serve what is open.
+//! A *bundle* is the content of some small files of one directory, or of one large file ([`pieces`]). It is a file in the
+//! directory of contents. A program that opens one of these files for reading reads it there. So the next agent can serve what is
+//! open.
 //!
 //! Invariants:
 //! - A file is opened here only while the delegation lasts with which its bundle came.
@@ -10,87 +11,49 @@
 //!
 //! The danger that this avoids: a program reads what was so before a change that another program knows.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+mod kept;
+pub(super) mod pieces;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, PoisonError};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
-use surgetank_types::clock::{tick, uptime};
-use surgetank_types::error::FsResult;
-use surgetank_types::model::{Attr, Caller, FileId, Kind};
+use surgetank_types::clock::tick;
+use surgetank_types::error::{Fault, FsResult};
+use surgetank_types::model::{Attr, Caller, Kind};
 
 use super::super::call::{Answer, Ask, Call};
 use super::delegated::{self, ASKING, Directory, Key, LISTED_HERE};
 use super::homes::{HOME, agent};
-use super::remote::{At, MARK};
+use super::remote::{At, MARK, Remote};
 use super::rights::permits;
 use super::{Does, Router};
 use crate::mount::request::ReleaseFlags;
-use crate::mount::{Attributes, Filesystem, Opened, WriteFlags, wait_long};
+use crate::mount::{Attributes, Filesystem, Opened, wait_long};
+pub(super) use kept::{Bundle, Bundles, begin, make_room, write_at};
+use kept::{Bundled, Open, create, header_of, remove, remove_all, table};
+use pieces::{PIECE_BYTES, Pieces};
 
 /// Of handles of such files, beside the mark.
 const BUNDLED: u64 = HOME | LISTED_HERE;
 /// A handle is `MARK + BUNDLED + bundle * PLACES + place * COUNTS + a count`.
 const PLACES: u64 = 1 << 32;
 const COUNTS: u64 = 1 << 16;
-/// An agent's first bundle has a number below this.
-const NUMBERS: u64 = 1 << 28;
-/// A larger file is read at its owner.
-const FILE_BYTES_MAX: u64 = 256 << 10;
+/// A larger file comes in pieces.
+const FILE_BYTES_MAX: u64 = PIECE_BYTES;
 /// Files of a directory's first bundle, and of any. (Each next one has twice as many.)
 const FILES: (usize, usize) = (16, 1024);
-/// The content of one bundle.
-const BYTES_MAX: u64 = 4 << 20;
 /// The content of all bundles. With more, those leave of which no file is open.
 const ALL_BYTES_MAX: u64 = 256 << 20;
+/// The content of one bundle.
+const BYTES_MAX: u64 = 4 << 20;
 
-/// The bundles here.
-#[derive(Default)]
-pub(super) struct Bundles {
-    table: Mutex<Table>,
-    /// Those of an earlier agent are known.
-    found: OnceLock<()>,
-}
-
-#[derive(Default)]
-struct Table {
-    next: u64,
-    /// By number: the oldest first.
-    bundles: BTreeMap<u64, Arc<Bundle>>,
-    bytes: u64,
-    open: HashMap<u64, Open>,
-    count: u64,
-}
-
-struct Bundle {
-    /// With it, its files may be opened. (None: an earlier agent's.)
-    directory: Weak<Directory>,
-    name: String,
-    file: File,
-    /// Before the content.
-    header_bytes: u64,
-    /// All of it.
-    bytes: u64,
-    files: Vec<Bundled>,
-}
-
-/// A file in a bundle. Its length is that of its attributes.
-#[derive(Clone, Serialize, Deserialize)]
-struct Bundled {
-    node: u64,
-    attr: Attr,
-    offset: u64,
-}
-
-/// An open file.
-#[derive(Clone)]
-struct Open {
-    bundle: Arc<Bundle>,
-    place: usize,
+/// A file of a delegated directory.
+pub(super) struct Delegated {
     key: Key,
+    directory: Arc<Directory>,
+    attr: Attr,
 }
 
 /// What has come of a delegated directory.
@@ -112,119 +75,26 @@ struct Place {
     was_open: bool,
 }
 
-impl Bundles {
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Table {
-    fn insert(&mut self, number: u64, bundle: Bundle) {
-        self.bytes += bundle.bytes;
-        self.bundles.insert(number, Arc::new(bundle));
-    }
-
-    /// Takes those out that are not needed: of ended delegations, and the oldest ones until there is room.
-    fn unneeded(&mut self, room: u64) -> Vec<Arc<Bundle>> {
-        let mut bytes = self.bytes;
-        let is_open = |bundle: &Arc<Bundle>| Arc::strong_count(bundle) > 1;
-        let mut gone = Vec::new();
-        for (number, bundle) in &self.bundles {
-            // (An earlier agent's may be open: it stays while there is room.)
-            let is_over = bundle.directory.strong_count() == 0 && !bundle.is_of_earlier_agent();
-            let is_full = bytes.saturating_add(room) > ALL_BYTES_MAX;
-            if !is_open(bundle) && (is_over || is_full) {
-                bytes -= bundle.bytes;
-                gone.push(*number);
-            }
-        }
-        self.bytes = bytes;
-        gone.iter().filter_map(|number| self.bundles.remove(number)).collect()
-    }
-}
-
-impl Bundle {
-    fn is_of_earlier_agent(&self) -> bool {
-        self.directory.ptr_eq(&Weak::new())
-    }
-
-    fn is_of(&self, directory: &Arc<Directory>) -> bool {
-        std::ptr::eq(self.directory.as_ptr(), Arc::as_ptr(directory))
-    }
-
-    /// Returns the number of bytes.
-    fn read(&self, place: usize, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
-        let of = self.files.get(place).ok_or(Errno::BADF)?;
-        let rest = of.attr.size_bytes.saturating_sub(offset);
-        let wanted = buffer.len().min(usize::try_from(rest).unwrap_or(usize::MAX));
-        let buffer = buffer.get_mut(..wanted).unwrap_or_default();
-        self.file.read_exact_at(buffer, self.header_bytes + of.offset + offset)?;
-        Ok(wanted)
-    }
-}
-
 /// Is it the handle of a file that was opened here?
 pub(super) fn is_bundled(fh: u64) -> bool {
     fh & (MARK | BUNDLED) == MARK | BUNDLED
 }
 
-fn prefix<F: Filesystem>(router: &Router<F>) -> String {
-    format!("{}.d", router.link.key())
-}
-
-fn remove<F: Filesystem>(router: &Router<F>, name: &str) {
-    let _ = router.door.unlink(&agent(), router.namespace.homes.directory().0, name.as_bytes());
-}
-
-/// Looks first at what an earlier agent had.
-fn table<F: Filesystem>(router: &Router<F>) -> MutexGuard<'_, Table> {
-    router.bundles.found.get_or_init(|| find(router));
-    router.bundles.table()
-}
-
-fn find<F: Filesystem>(router: &Router<F>) {
-    let prefix = prefix(router);
-    let mut table = router.bundles.table();
-    // (An earlier agent's handles have other numbers, also of bundles that are gone.)
-    table.next = u64::try_from(uptime().as_millis()).unwrap_or(0) % NUMBERS;
-    for held in router.namespace.replicas.held(&prefix, b"") {
-        let name = String::from_utf8(held.name).unwrap_or_default();
-        let Some(number) = name.strip_prefix(&prefix).and_then(|digits| digits.parse::<u64>().ok()) else { continue };
-        table.next = table.next.max(number + 1);
-        // (A bundle of which not all has come was not used.)
-        let is_known = router.link.had_earlier();
-        let file = is_known.then(|| router.namespace.replicas.open(held.id)).and_then(Result::ok);
-        match file.and_then(|file| Some((header(&file)?, file))) {
-            Some(((header_bytes, files), file)) => {
-                let bytes = header_bytes + files.iter().map(|of| of.attr.size_bytes).sum::<u64>();
-                table.insert(number, Bundle { directory: Weak::new(), name, file, header_bytes, bytes, files });
-            }
-            None => remove(router, &name),
-        }
-    }
-}
-
-/// Its length, and the files.
-fn header(file: &File) -> Option<(u64, Vec<Bundled>)> {
-    let mut length = [0; 8];
-    file.read_exact_at(&mut length, 0).ok()?;
-    let length = u64::from_le_bytes(length);
-    let mut header = vec![0; usize::try_from(length).ok().filter(|length| *length as u64 <= BYTES_MAX)?];
-    file.read_exact_at(&mut header, 8).ok()?;
-    Some((8 + length, postcard::from_bytes(&header).ok()?))
-}
-
 // ---- Open files.
 
-/// Opens a small file of a delegated directory for reading. `None`: its owner is to be asked.
+/// Opens a file of a delegated directory for reading. `None`: its owner is to be asked.
 pub(super) fn open<F: Filesystem>(router: &Router<F>, caller: &Caller, at: At, flags: OFlags) -> Option<Opened> {
     if flags.intersects(OFlags::ACCMODE | OFlags::TRUNC) {
         return None;
     }
     let (key, directory, index) = delegated::file_of(router, at)?;
-    let attr = directory.names.get(index)?.attr.filter(|attr| is_small(Some(attr)))?;
+    let attr = directory.names.get(index)?.attr.filter(|attr| attr.kind == Kind::File)?;
     // (Its owner knows more of the user, as its groups.)
     if !permits(&attr, caller, 4) {
+        return None;
+    }
+    let is_large = !is_small(Some(&attr));
+    if is_large && large(router, &directory, (key, at.node)).is_none_or(|(_, bundle)| !bundle.is_whole()) {
         return None;
     }
     let mut came = match directory.came.try_lock() {
@@ -235,6 +105,13 @@ pub(super) fn open<F: Filesystem>(router: &Router<F>, caller: &Caller, at: At, f
             directory.came.lock().unwrap_or_else(PoisonError::into_inner)
         }
     };
+    if is_large {
+        let (number, bundle) = large(router, &directory, (key, at.node))?;
+        let keep_cache = !came.opened.insert(at.node);
+        let fh = table(router).opens(number, 0, (bundle, key))?;
+        drop(came);
+        return opened_here(router, (key, &directory), fh, keep_cache);
+    }
     let bundle = match came.places.get(&at.node) {
         Some(None) => return None,
         Some(Some(one)) => table(router).bundles.get(&one.bundle).cloned(),
@@ -248,18 +125,21 @@ pub(super) fn open<F: Filesystem>(router: &Router<F>, caller: &Caller, at: At, f
     let fh = {
         let mut table = table(router);
         let bundle = bundle.or_else(|| table.bundles.get(&one.bundle).cloned())?;
-        let first = (MARK | BUNDLED) + one.bundle * PLACES + one.place as u64 * COUNTS;
-        // (The owner may still have to close one of the last.)
-        let mut counts = (0..COUNTS).map(|more| first + (table.count + more) % COUNTS);
-        let fh = counts.find(|fh| !table.open.contains_key(fh))?;
-        table.count = fh % COUNTS + 1;
-        table.open.insert(fh, Open { bundle, place: one.place, key });
-        fh
+        table.opens(one.bundle, one.place, (bundle, key))?
     };
     let keep_cache = std::mem::replace(&mut one.was_open, true);
     drop(came);
+    opened_here(router, (key, &directory), fh, keep_cache)
+}
+
+fn opened_here<F: Filesystem>(
+    router: &Router<F>,
+    (key, directory): (Key, &Arc<Directory>),
+    fh: u64,
+    keep_cache: bool,
+) -> Option<Opened> {
     // (A recall that came meanwhile may not have found it.)
-    if !delegated::is_still(router, key, &directory) {
+    if !delegated::is_still(router, key, directory) {
         table(router).open.remove(&fh);
         end_moved(router, key.0, fh, true);
         return None;
@@ -268,28 +148,95 @@ pub(super) fn open<F: Filesystem>(router: &Router<F>, caller: &Caller, at: At, f
 }
 
 /// A file is to be opened at its owner, for reading: the delegation of its directory.
-pub(super) fn before_open<F: Filesystem>(router: &Router<F>, at: At, flags: OFlags) -> Option<(Key, Arc<Directory>)> {
+pub(super) fn before_open<F: Filesystem>(router: &Router<F>, at: At, flags: OFlags) -> Option<Delegated> {
     if flags.intersects(OFlags::ACCMODE | OFlags::TRUNC) {
         return None;
     }
     let (key, directory, index) = delegated::file_of(router, at)?;
-    directory.names.get(index)?.attr.map(|_| (key, directory))
+    let attr = directory.names.get(index)?.attr?;
+    Some(Delegated { key, directory, attr })
 }
 
-/// It was opened. If it was open before with the same delegation, what the kernel has of it is its content.
+/// It was opened. If it was open before with the same delegation, what the kernel has of it is its content. A large file comes in
+/// pieces.
 pub(super) fn after_open<F: Filesystem>(
     router: &Router<F>,
     at: At,
     opened: Opened,
-    before: Option<(Key, Arc<Directory>)>,
+    before: Option<Delegated>,
 ) -> Opened {
-    let keeps = before.is_some_and(|(key, directory)| {
+    let keeps = before.is_some_and(|Delegated { key, directory, attr }| {
         let mut came = directory.came.lock().unwrap_or_else(PoisonError::into_inner);
         let was_open = !came.opened.insert(at.node);
+        let is_still = delegated::is_still(router, key, &directory);
+        let handle =
+            Remote::handle(opened.fh).filter(|_| is_still && attr.kind == Kind::File && !is_small(Some(&attr)));
+        if let Some(handle) = handle
+            && let Some(bundle) = comes(router, (key, &directory), Bundled { node: at.node, attr, offset: 0 })
+        {
+            bundle.pieces.iter().for_each(|pieces| pieces.opened(handle, was_open));
+            table(router).beside.insert(opened.fh, (bundle, key));
+        }
         drop(came);
-        was_open && delegated::is_still(router, key, &directory)
+        was_open && is_still
     });
     Opened { keep_cache: keeps, ..opened }
+}
+
+/// The bundle of a large file, which has come or is to come. (The caller holds the lock of what has come of the directory.)
+fn comes<F: Filesystem>(
+    router: &Router<F>,
+    (key, directory): (Key, &Arc<Directory>),
+    of: Bundled,
+) -> Option<Arc<Bundle>> {
+    if let Some((_, bundle)) = large(router, directory, (key, of.node)) {
+        return Some(bundle);
+    }
+    let (node, size_bytes) = (of.node, of.attr.size_bytes);
+    let coming = table(router).coming();
+    if !make_room(router, size_bytes.saturating_add(coming)) {
+        return None;
+    }
+    let made = create(router, (directory, Some(key)), vec![of]);
+    let (number, bundle, writes) = made.inspect_err(is_not_kept).ok()?;
+    let bundle = Bundle { pieces: Some(Pieces::new(size_bytes, writes)), ..bundle };
+    let mut table = table(router);
+    table.large.insert((key, node), number);
+    Some(table.insert(number, bundle))
+}
+
+/// The bundle of a large file of a delegated directory, and its number.
+pub(super) fn large<F: Filesystem>(
+    router: &Router<F>,
+    directory: &Arc<Directory>,
+    (key, node): (Key, u64),
+) -> Option<(u64, Arc<Bundle>)> {
+    let table = table(router);
+    let number = *table.large.get(&(key, node))?;
+    let bundle = table.bundles.get(&number).filter(|bundle| bundle.is_of(directory))?;
+    Some((number, bundle.clone()))
+}
+
+/// The bundle of a file that is open at its owner, too.
+pub(super) fn beside<F: Filesystem>(router: &Router<F>, fh: u64) -> Option<(Arc<Bundle>, Key)> {
+    table(router).beside.get(&fh).cloned()
+}
+
+/// The program's last descriptor of a file has ended that is open at its owner.
+pub(super) fn closed<F: Filesystem>(router: &Router<F>, fh: u64, handle: (u32, u64)) {
+    let beside = table(router).beside.remove(&fh);
+    if let Some((bundle, _)) = beside {
+        bundle.pieces.iter().for_each(|pieces| pieces.closed(handle));
+        let is_over = bundle.directory.strong_count() == 0;
+        drop(bundle);
+        if is_over {
+            remove_unneeded(router);
+        }
+    }
+}
+
+fn is_not_kept(why: &Fault) {
+    tracing::debug!(why = %why.errno, "content of another member's files is not kept here");
 }
 
 fn is_small(attr: Option<&Attr>) -> bool {
@@ -308,7 +255,7 @@ fn bring<F: Filesystem>(router: &Router<F>, key: Key, directory: &Arc<Directory>
     });
     let wanted: Vec<(u64, Attr)> = wanted.filter_map(|one| Some((one.node, one.attr?))).collect();
     let gone = table(router).unneeded(BYTES_MAX);
-    gone.iter().for_each(|bundle| remove(router, &bundle.name));
+    remove_all(router, &gone);
     if table(router).bytes + BYTES_MAX > ALL_BYTES_MAX || !router.namespace.replicas.has_room_for(BYTES_MAX) {
         return;
     }
@@ -347,7 +294,7 @@ fn bring<F: Filesystem>(router: &Router<F>, key: Key, directory: &Arc<Directory>
             table(router).insert(number, bundle);
         }
         Err(why) => {
-            tracing::debug!(why = %why.errno, "content of another member's files is not kept here");
+            is_not_kept(&why);
             came.places.extend(nodes.into_iter().map(|node| (node, None)));
         }
     }
@@ -360,36 +307,13 @@ fn write<F: Filesystem>(
     files: Vec<Bundled>,
     parts: &[&[u8]],
 ) -> FsResult<(u64, Bundle)> {
-    let number = {
-        let mut table = table(router);
-        table.next += 1;
-        table.next - 1
-    };
-    let header = postcard::to_stdvec(&files).map_err(|_| Errno::INVAL)?;
-    let header_bytes = 8 + header.len() as u64;
-    let mut all = [&(header.len() as u64).to_le_bytes(), &*header].concat();
+    let mut all = header_of(&files)?;
     parts.iter().for_each(|part| all.extend_from_slice(part));
-    let name = format!("{}{number}", prefix(router));
-    let (dir, flags) = (router.namespace.homes.directory().0, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL);
-    let (entry, opened) = router.door.create(&agent(), dir, name.as_bytes(), 0o600, flags, false)?;
-    // (No kernel knows it.)
-    router.door.forget(entry.id, 1);
-    let write = || -> FsResult<()> {
-        let mut written = 0;
-        while let Some(rest) = all.get(written..).filter(|rest| !rest.is_empty()) {
-            match router.door.write(&agent(), entry.id, opened.fh, written as u64, rest, WriteFlags::default())? {
-                0 => return Err(Errno::NOSPC.into()),
-                count => written += count,
-            }
-        }
-        Ok(())
-    };
-    let written = write();
-    router.door.release(entry.id, opened.fh, ReleaseFlags::default());
-    let opened = written.and_then(|()| Ok(router.namespace.replicas.open(FileId(entry.id))?));
-    let file = opened.inspect_err(|_| remove(router, &name))?;
-    let directory = Arc::downgrade(directory);
-    Ok((number, Bundle { directory, name, file, header_bytes, bytes: all.len() as u64, files }))
+    let (number, bundle, (id, fh)) = create(router, (directory, None), files)?;
+    let written = write_at(router, (id, fh), 0, &all);
+    router.door.release(id, fh, ReleaseFlags::default());
+    written.inspect_err(|_| remove(router, &bundle.name))?;
+    Ok((number, bundle))
 }
 
 /// Reads an open file, if the delegation lasts. Otherwise its owner is to be asked first.
@@ -522,7 +446,7 @@ fn end_moved<F: Filesystem>(router: &Router<F>, member: u32, fh: u64, is_perhaps
 
 fn remove_unneeded<F: Filesystem>(router: &Router<F>) {
     let gone = table(router).unneeded(0);
-    gone.iter().for_each(|bundle| remove(router, &bundle.name));
+    remove_all(router, &gone);
 }
 
 /// The owner recalls these directories, which this member does not answer for any more. Without any: all of its.
@@ -558,7 +482,8 @@ pub(super) fn end<F: Filesystem>(router: &Router<F>) {
     let bundles = {
         let mut table = table(router);
         table.bytes = 0;
+        table.large.clear();
         std::mem::take(&mut table.bundles)
     };
-    bundles.values().for_each(|bundle| remove(router, &bundle.name));
+    remove_all(router, &bundles.into_values().collect::<Vec<_>>());
 }

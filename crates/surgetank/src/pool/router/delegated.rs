@@ -8,14 +8,15 @@
 //!
 //! The kernel believes attributes for a moment. It is notified before a recall is answered. (Only the answer to a request for
 //! attributes is believed: the kernel has the file then, and a notification finds it. An answer that began earlier does not count
-//! for the kernel.)
+//! for the kernel.) It believes names for a second, also missing ones, if one notification ends that for all of them (Linux 6.16
+//! and later).
 //!
 //! The danger that this avoids: an answer that the owner has taken back. So a delegation is looked up for each request, and not
 //! believed for longer than [`BELIEVED`] without a word of the owner.
 
 use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,7 @@ use surgetank_types::error::FsResult;
 use surgetank_types::model::{Attr, Caller, Kind};
 
 use super::super::call::{Answer, Ask, Call, DelegatedName, Listed};
+use super::bundles::pieces::PIECE_BYTES;
 use super::bundles::{self, Came};
 use super::delegating::BELIEVED;
 use super::homes::HOME;
@@ -49,6 +51,8 @@ const DIRECTORIES_MAX: usize = 10_000;
 pub(super) const ASKING: Duration = Duration::from_secs(2);
 /// The kernel believes attributes so long: for the requests of one program that opens a file and reads it.
 const KERNEL: Duration = Duration::from_millis(50);
+/// And names, if that can be ended.
+const NAMES: Duration = Duration::from_secs(1);
 const NAME_BYTES_MAX: usize = 255;
 
 /// A directory of a member: the member and its number there.
@@ -67,6 +71,9 @@ pub(super) struct Delegated {
     /// Files of which the kernel believes the attributes: by their delegation.
     believed: Mutex<HashMap<Key, HashSet<u64>>>,
     notifier: OnceLock<Notifier>,
+    /// The kernel can be told to believe no name any more, and it may believe some.
+    names_can_expire: AtomicBool,
+    names_are_believed: AtomicBool,
     begun: Instant,
 }
 
@@ -115,8 +122,22 @@ impl Default for Delegated {
         let next = u64::try_from(uptime().as_nanos()).unwrap_or(0) & (LISTED_HERE - 1);
         let (directories, count, uses, looked, counted) = Default::default();
         let (next_handle, begun) = (AtomicU64::new(next), tick());
-        let (believed, notifier) = Default::default();
-        Self { directories, count, uses, looked, counted, next_handle, believed, notifier, begun }
+        let (believed, notifier, names_can_expire) = Default::default();
+        // (Also an earlier agent's.)
+        let names_are_believed = AtomicBool::new(true);
+        Self {
+            directories,
+            count,
+            uses,
+            looked,
+            counted,
+            next_handle,
+            believed,
+            notifier,
+            names_can_expire,
+            names_are_believed,
+            begun,
+        }
     }
 }
 
@@ -145,8 +166,21 @@ impl Delegated {
 
     /// The mount is there.
     pub fn notifies(&self, notifier: &Notifier) {
+        self.names_can_expire.store(notifier.expire_names().is_ok(), Ordering::SeqCst);
         // (Set once.)
         let _ = self.notifier.set(notifier.clone());
+    }
+
+    /// From now on the kernel believes no name. (Answers that are under way do not count for it.)
+    fn expire_names(&self) {
+        if self.names_can_expire.load(Ordering::SeqCst)
+            && self.names_are_believed.swap(false, Ordering::SeqCst)
+            && let Some(notifier) = self.notifier.get()
+            // (Without a mount there is no kernel that believes.)
+            && let Err(why) = notifier.expire_names()
+        {
+            tracing::debug!(%why, "the kernel was not told that names have changed");
+        }
     }
 
     fn believed(&self) -> MutexGuard<'_, HashMap<Key, HashSet<u64>>> {
@@ -176,11 +210,20 @@ impl Delegated {
         }
     }
 
-    /// The owner has counted a look-up.
-    pub fn is_counted(&self, entry: &Entry) {
+    /// The owner has counted a look-up in a directory. One below a delegated directory is asked for when it is used.
+    pub fn is_counted(&self, (at, found): (At, u64), entry: &Entry) {
         if entry.attr.kind == Kind::Directory {
             *self.counted().entry(entry.id).or_default() += 1;
+            if matches!(self.read().get(&(at.member, at.node)), Some(State::Here(_))) {
+                let fresh = Uses { answers: 0, needed: 1, not_before: tick() };
+                self.uses().entry((at.member, found)).or_insert(fresh);
+            }
         }
+    }
+
+    /// Is the directory to be asked for before its first name?
+    fn is_wanted_now(&self, key: Key) -> bool {
+        self.uses().get(&key).is_some_and(|uses| uses.answers == 0 && uses.needed == 1)
     }
 
     /// The owner recalls them. Without any: all of its.
@@ -227,15 +270,15 @@ impl Delegated {
         }
     }
 
-    /// The owner has answered a look-up in the directory. Returns whether to ask for the directory.
-    fn is_wanted(&self, key: Key) -> bool {
+    /// The owner has answered in the directory. Returns whether to ask for it.
+    fn is_wanted(&self, key: Key, answers: u32) -> bool {
         let now = tick();
         let mut uses = self.uses();
         if uses.len() >= DIRECTORIES_MAX {
             uses.clear();
         }
         let uses = uses.entry(key).or_insert(Uses { answers: 0, needed: ANSWERS_MIN, not_before: now });
-        uses.answers += 1;
+        uses.answers += answers;
         if uses.answers < uses.needed || now < uses.not_before || self.count.load(Ordering::SeqCst) >= DIRECTORIES_MAX {
             return false;
         }
@@ -271,6 +314,12 @@ impl Delegated {
 }
 
 impl Directory {
+    /// So long it is believed without a word of its owner.
+    fn left(&self) -> Option<Duration> {
+        let confirmed = *self.confirmed.lock().unwrap_or_else(PoisonError::into_inner);
+        Some((confirmed? + BELIEVED).saturating_sub(uptime()))
+    }
+
     fn find(&self, name: &[u8]) -> Option<(u32, &DelegatedName)> {
         let index = self.names.binary_search_by(|one| (*one.name).cmp(name)).ok()?;
         Some((u32::try_from(index).ok()?, self.names.get(index)?))
@@ -319,6 +368,7 @@ pub(super) fn ask<F: Filesystem>(router: &Router<F>, member: u32, ask: Ask) -> O
 pub(super) fn recalled<F: Filesystem>(router: &Router<F>, member: u32, nodes: &[u64]) {
     router.delegated.recalled(member, nodes);
     let is_meant = |(of, node): &Key| *of == member && (nodes.is_empty() || nodes.contains(node));
+    router.delegated.expire_names();
     router.delegated.is_believed_no_more(is_meant);
     // (What an earlier agent answered the kernel may still believe.)
     let rest = KERNEL.saturating_sub(router.delegated.begun.elapsed());
@@ -330,14 +380,20 @@ pub(super) fn recalled<F: Filesystem>(router: &Router<F>, member: u32, nodes: &[
 
 /// The owner of a directory is lost, or another one: what a member answered for below it ends.
 pub(super) fn owner_changed<F: Filesystem>(router: &Router<F>) {
+    router.delegated.expire_names();
     router.delegated.is_believed_no_more(|_| true);
 }
 
-/// The owner has answered a look-up. Asks for the directory if it is used much.
-pub(super) fn answered<F: Filesystem>(router: &Router<F>, at: At) {
+/// The owner has answered a look-up. Asks for the directory if it is used much, or if a large file was found.
+pub(super) fn answered<F: Filesystem>(router: &Router<F>, at: At, answer: Option<&FsResult<Answer>>) {
     let key = (at.member, at.node);
+    let is_large = |attr: &Attr| attr.kind == Kind::File && attr.size_bytes > PIECE_BYTES;
+    let answers = match answer {
+        Some(Ok(Answer::Found(found))) if is_large(&found.attr) => ANSWERS_MIN,
+        _ => 1,
+    };
     // (A directory of the store has other clients.)
-    if at.by_path || !router.delegated.is_wanted(key) {
+    if at.by_path || !router.delegated.is_wanted(key, answers) {
         return;
     }
     let delegated = &router.delegated;
@@ -388,10 +444,14 @@ fn bring<F: Filesystem>(router: &Router<F>, key: Key) -> Option<Directory> {
 /// The answer to a look-up, if it is known.
 pub(super) fn look_up<F: Filesystem>(router: &Router<F>, caller: &Caller, at: At, name: &[u8]) -> Option<Looked> {
     let key = (at.member, at.node);
+    if of(router, key).is_none() && router.delegated.is_wanted_now(key) {
+        answered(router, at, None);
+    }
     let directory =
         of(router, key).filter(|directory| name.len() <= NAME_BYTES_MAX && permits(&directory.attr, caller, 1))?;
+    let ttl = names_ttl(router, key, &directory)?;
     let Some((index, found)) = directory.find(name) else {
-        return Some(Looked::Missing { ttl: Duration::ZERO });
+        return Some(Looked::Missing { ttl });
     };
     let id = router.remote.number_of(at.member, found.node);
     let attr = match found.attr {
@@ -408,8 +468,18 @@ pub(super) fn look_up<F: Filesystem>(router: &Router<F>, caller: &Caller, at: At
     let mut looked = router.delegated.looked();
     let one = looked.entry(id).or_insert(LookedUp { count: 0, directory: key, index });
     (one.count, one.directory, one.index) = (one.count + 1, key, index);
-    let (attr, ttl) = (router.shown(attr), Duration::ZERO);
-    Some(Looked::Found(Entry { id, generation: 0, attr, entry_ttl: ttl, attr_ttl: ttl }))
+    Some(Looked::Found(Entry { id, generation: 0, attr: router.shown(attr), entry_ttl: ttl, attr_ttl: Duration::ZERO }))
+}
+
+/// How long the kernel may believe the names of a delegated directory. `None`: the delegation has ended.
+fn names_ttl<F: Filesystem>(router: &Router<F>, key: Key, directory: &Arc<Directory>) -> Option<Duration> {
+    if !router.delegated.names_can_expire.load(Ordering::SeqCst) {
+        return Some(Duration::ZERO);
+    }
+    // (In this order: a recall that does not find it has ended the delegation already.)
+    router.delegated.names_are_believed.store(true, Ordering::SeqCst);
+    let left = of(router, key).filter(|now| Arc::ptr_eq(now, directory))?.left()?;
+    Some(left.min(NAMES))
 }
 
 /// The attributes of a directory that is delegated, or of a file in one.
@@ -436,18 +506,24 @@ fn believed<F: Filesystem>(router: &Router<F>, key: Key, id: u64) -> Option<(Arc
     // (In this order: a recall that does not find it has ended the delegation already.)
     router.delegated.believed().entry(key).or_default().insert(id);
     let directory = of(router, key)?;
-    let confirmed = *directory.confirmed.lock().unwrap_or_else(PoisonError::into_inner);
-    let left = (confirmed? + BELIEVED).saturating_sub(uptime());
+    let left = directory.left()?;
     Some((directory, left.min(KERNEL)))
 }
 
-/// A file that the kernel has looked up here: its directory, and which name there it is. `None`: this member may not answer.
+/// A file that the kernel has looked up: its directory, and which name there it is. `None`: this member may not answer.
 pub(super) fn file_of<F: Filesystem>(router: &Router<F>, at: At) -> Option<(Key, Arc<Directory>, usize)> {
     if router.delegated.count.load(Ordering::SeqCst) == 0 {
         return None;
     }
     let id = router.remote.number_of(at.member, at.node);
-    let (key, index) = router.delegated.looked().get(&id).map(|one| (one.directory, one.index))?;
+    let looked = router.delegated.looked().get(&id).map(|one| (one.directory, one.index));
+    // (Its owner may have answered the look-up.)
+    let by_name = || {
+        let (parent, name) = router.remote.written.name_of(at.member, at.node)?;
+        let key = (at.member, parent);
+        Some((key, of(router, key)?.find(&name)?.0))
+    };
+    let (key, index) = looked.or_else(by_name)?;
     let directory = of(router, key)?;
     let index = usize::try_from(index).ok()?;
     let is_it = directory.names.get(index).is_some_and(|found| found.node == at.node);

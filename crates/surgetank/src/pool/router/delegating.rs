@@ -26,7 +26,7 @@ use surgetank_types::model::{Attr, FileId};
 
 use super::super::call::{Answer, Ask, Call, Delegated, DelegatedName};
 use super::super::link::{Link, NoAnswer};
-use super::{AGAIN, Router};
+use super::{AGAIN, Router, bundles};
 use crate::mount::{Filesystem, wait_long};
 
 /// Names of one message.
@@ -59,6 +59,8 @@ struct Table {
     serial: u64,
     /// By directory and member.
     given: HashMap<u64, BTreeMap<u32, One>>,
+    /// Members that asked for large files of a directory, in their order: each one is a source for the next.
+    sources: HashMap<u64, HashMap<u64, Vec<u32>>>,
     /// What a member has not fetched yet: from this name on.
     left: HashMap<(u64, u32), (u64, Attr, Vec<DelegatedName>)>,
 }
@@ -107,6 +109,10 @@ impl Given {
             members.remove(&member);
             if members.is_empty() {
                 table.given.remove(&dir);
+                table.sources.remove(&dir);
+            }
+            for members in table.sources.get_mut(&dir).into_iter().flat_map(HashMap::values_mut) {
+                members.retain(|one| *one != member);
             }
             table.left.remove(&(dir, member));
             self.count.store(table.given.len(), Ordering::SeqCst);
@@ -146,6 +152,7 @@ impl Given {
 
 /// What an earlier agent gave ends.
 pub(super) fn begin<F: Filesystem>(router: &Arc<Router<F>>) {
+    bundles::begin(router);
     if router.delegating.are_known.load(Ordering::SeqCst) {
         return;
     }
@@ -289,6 +296,27 @@ pub(super) fn contents<F: Filesystem>(
         lengths.push(length);
     }
     if is_held() { Answer::Contents { lengths, content } } else { Answer::Failed(Errno::AGAIN.raw_os_error()) }
+}
+
+/// A member reads a large file of a delegated directory: which one asked before it, and may have more of it. 0: none.
+pub(super) fn source<F: Filesystem>(router: &Router<F>, member: u32, (dir, serial): (u64, u64), file: u64) -> Answer {
+    let given = &router.delegating;
+    if given.held(dir, member, serial).is_none() {
+        return Answer::Failed(Errno::AGAIN.raw_os_error());
+    }
+    let mut table = given.table();
+    let Table { given, sources, .. } = &mut *table;
+    let has = |one: &u32| {
+        *one != member && given.get(&dir).and_then(|members| members.get(one)).is_some_and(|one| !one.is_recalled)
+    };
+    let members = sources.entry(dir).or_default().entry(file).or_default();
+    // (Never one that asked after it: they would wait for each other.)
+    let before = members.iter().position(|one| *one == member).unwrap_or(members.len());
+    let source = members.iter().take(before).rev().copied().find(has);
+    if before == members.len() {
+        members.push(member);
+    }
+    Answer::Count(source.unwrap_or(0).into())
 }
 
 fn print_of(attr: &Attr, names: &[Child]) -> u64 {

@@ -109,8 +109,9 @@ impl<F: Filesystem> Router<F> {
             self.believed.note(&path);
             match self.link.owner(&path) {
                 super::Owner::TheStore | super::Owner::Us => {}
-                // (Its owner may remove it.)
-                _ => (entry.entry_ttl, entry.attr_ttl) = (TTL, TTL),
+                // (Its owner may change them. To remove or rename it, the directory above is claimed, and then the name is
+                // forgotten here.)
+                _ => entry.attr_ttl = TTL,
             }
         }
         Looked::Found(entry)
@@ -146,7 +147,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
         let ask = |at: At| {
             let keep = self.remote.is_replaced(at.member, at.node, name);
             let answer = names::look_up(self, caller, at, (name, keep));
-            delegated::answered(self, at);
+            delegated::answered(self, at, Some(&answer));
             answer
         };
         let asked = |at: At| match (self.remote.answers(), ask(at)) {
@@ -154,7 +155,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
                 self.remote.written.named(at.member, found.node, at.node, name);
                 let entry = self.entry(at, &found);
                 names::found(self, caller, &entry, before);
-                self.delegated.is_counted(&entry);
+                self.delegated.is_counted((at, found.node), &entry);
                 Ok(Looked::Found(entry))
             }
             (_, Ok(Answer::OfTheStore)) if self.remote.at(parent).is_none() => {
@@ -347,7 +348,8 @@ impl<F: Filesystem> Filesystem for Router<F> {
     }
 
     fn read(&self, caller: &Caller, id: u64, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
-        if let Some(read) = bundles::read(self, fh, offset, buffer) {
+        let read = bundles::read(self, fh, offset, buffer);
+        if let Some(read) = read.or_else(|| bundles::pieces::read(self, fh, offset, buffer)) {
             return read;
         }
         match self.handle_there(caller, id, fh, Does::Reads)? {
@@ -400,6 +402,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
         }
         match Remote::handle(fh) {
             Some((member, handle)) => {
+                bundles::closed(self, fh, (member, handle));
                 self.close_there(member, Ask::Close { handle });
             }
             None => {

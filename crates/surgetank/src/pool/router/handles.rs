@@ -214,7 +214,7 @@ impl<F: Filesystem> Router<F> {
     }
 
     pub(super) fn opendir_there(&self, caller: &Caller, at: At) -> FsResult<OpenedDirectory> {
-        delegated::answered(self, at);
+        delegated::answered(self, at, None);
         if let Some(opened) = delegated::opendir(self, caller, at) {
             return Ok(opened);
         }
