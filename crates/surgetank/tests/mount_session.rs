@@ -322,14 +322,6 @@ fn notified_entries_leave_the_kernel_caches() {
     notifier.inval_entry(1, b"missing").unwrap();
     assert!(!missing.exists());
     assert_eq!(looked(), before + 1);
-    // (Linux 6.16 and later.)
-    if notifier.expire_names().is_ok() {
-        let before = looked();
-        assert!(!missing.exists() && size() > 0);
-        assert_eq!(looked(), before + 2, "names are looked up again");
-        assert!(!missing.exists() && size() > 0);
-        assert_eq!(looked(), before + 2, "and cached again");
-    }
     notifier.inval_inode(777, 0, 0).unwrap();
     notifier.inval_entry(1, b"an unknown name").unwrap();
     notifier.delete(1, 4, b"value").unwrap();

@@ -3,12 +3,11 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::process::{Signal, kill_process};
 
 use crate::pool::Pool;
-use crate::pool_counts::calls_at_rest;
 use crate::scene::eventually;
 
 const MIB: u64 = 1 << 20;
@@ -41,17 +40,23 @@ fn handles(pool: &Pool, number: usize) -> u64 {
     status["members"].as_array().unwrap().iter().map(|one| one["handles"].as_u64().unwrap()).sum()
 }
 
-/// The file is here: it is opened without its owner. (A refusal while something changes, or a recall, is over after some tries.)
-fn is_here(pool: &Pool, number: usize, path: &Path) {
-    eventually("the file is here as a whole", || {
-        let mut file = File::open(path).unwrap();
-        let is_open_there = handles(pool, 0) > 0;
-        std::io::copy(&mut file, &mut std::io::sink()).unwrap();
-        drop(file);
+/// The files are here as a whole: they are opened without their owner. (A refusal while something changes, or the end of a
+/// delegation, ends after some tries.)
+fn opened_here(pool: &Pool, paths: &[&Path]) -> Vec<File> {
+    let mut opened = Vec::new();
+    eventually("the files are here as a whole", || {
+        opened.clear();
         eventually("closes have reached the owner", || handles(pool, 0) == 0);
-        let _ = calls_at_rest(pool, number);
-        !is_open_there
+        opened.extend(paths.iter().map(|path| File::open(path).unwrap()));
+        let are_here = handles(pool, 0) == 0;
+        if !are_here {
+            for file in &mut opened {
+                std::io::copy(file, &mut std::io::sink()).unwrap();
+            }
+        }
+        are_here
     });
+    opened
 }
 
 #[test]
@@ -63,17 +68,16 @@ fn large_file_comes_once_and_follows_each_change() {
         names.iter().for_each(|name| fs::write(owner.join(name), content(1, SIZE)).unwrap());
         // One of them comes in parts only, in any order: nothing else of it is wanted.
         fs::write(owner.join("parts"), content(1, SIZE)).unwrap();
-        names.iter().for_each(|name| is_here(&pool, 1, &other.join(name)));
+        let paths = names.map(|name| other.join(name));
+        let mut opened = opened_here(&pool, &paths.each_ref().map(PathBuf::as_path)).into_iter();
         let received = status_of(&pool, 1, 0, "received_bytes");
-        let open = |name: &str| {
-            let mut file = File::open(other.join(name)).unwrap();
+        let [mut kept, mut written, mut cut, mut removed, mut replaced] = names.map(|_| {
+            let mut file = opened.next().unwrap();
             let mut begin = [0; 16];
             file.read_exact(&mut begin).unwrap();
             assert_eq!(begin, content(1, 16)[..]);
             file
-        };
-        let [mut kept, mut written, mut cut, mut removed, mut replaced] = names.map(open);
-        assert_eq!(handles(&pool, 0), 0, "files were opened at their owner");
+        });
         let parts = File::open(other.join("parts")).unwrap();
         let part = |offset: u64, seed: u64| {
             let mut bytes = vec![0; 1000];

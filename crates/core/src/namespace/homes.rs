@@ -270,6 +270,11 @@ impl Homes {
         self.files.open_files.handle(fh).is_ok_and(|handle| self.files.syncs.is_synced_by_tier(&handle.open))
     }
 
+    /// The next agent does not open this handle again.
+    pub fn ends_with_the_agent(&self, fh: u64) {
+        self.base.succession.hand_off(&Record::Closed { fh });
+    }
+
     /// Another number for an open file: that by which the kernel will know it.
     pub fn renumber(&self, fh: u64, number: u64) {
         // (A request that the kernel repeats gets the number that the handle has.)

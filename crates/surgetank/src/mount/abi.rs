@@ -192,7 +192,6 @@ pub(crate) mod notify {
     pub(crate) const INVAL_ENTRY: i32 = 3;
     pub(crate) const DELETE: i32 = 6;
     pub(crate) const RESEND: i32 = 7;
-    pub(crate) const INC_EPOCH: i32 = 8;
 }
 
 /// ioctls on `/dev/fuse` itself (`FUSE_DEV_IOC_…`).

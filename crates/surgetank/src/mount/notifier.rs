@@ -63,12 +63,6 @@ impl Notifier {
         self.notify(notify::INVAL_ENTRY, &body).map(|_known| ())
     }
 
-    /// Looks all names up again that the kernel has, and those that it is looking up now. Needs no lock, so that it may be called
-    /// while a request is answered. Errors: EINVAL, Linux before 6.16.
-    pub fn expire_names(&self) -> io::Result<()> {
-        self.notify(notify::INC_EPOCH, &[]).map(|_known| ())
-    }
-
     /// Like `inval_entry`, and reports to watchers of the directory (inotify) that the file is gone.
     pub fn delete(&self, parent: u64, child: u64, name: &[u8]) -> io::Result<()> {
         let mut body = Vec::with_capacity(24 + name.len() + 1);

@@ -20,6 +20,7 @@ mod handles;
 mod held;
 mod here;
 mod homes;
+mod kept;
 mod lasting;
 mod lengths;
 mod lost;
@@ -27,6 +28,7 @@ mod moves;
 mod names;
 mod order;
 pub mod owners;
+mod pieces;
 mod remote;
 mod rights;
 mod sending;
@@ -107,7 +109,7 @@ pub struct Router<F> {
     /// Read delegations of this member's directories, and those of other members' that it has.
     delegating: delegating::Given,
     delegated: delegated::Delegated,
-    bundles: bundles::Bundles,
+    bundles: kept::Bundles,
     here: here::Here,
     order: Arc<order::Order>,
     shim: shim::Shim,
@@ -174,7 +176,7 @@ impl<F: Filesystem> Router<F> {
             closing: closing::Closing::default(),
             delegating,
             delegated: delegated::Delegated::default(),
-            bundles: bundles::Bundles::default(),
+            bundles: kept::Bundles::default(),
             here: here::Here::default(),
             order,
             shim: shim::Shim::default(),
@@ -582,9 +584,6 @@ impl<F: Filesystem> Agent for Router<F> {
                 Answer::Bytes(report.and_then(|report| serde_json::to_vec(&report).ok()).unwrap_or_default())
             }
             Ask::Hold(hold) => held::asked(self, member, hold),
-            Ask::Delegate { node, serial, from } => delegating::give(self, member, *node, (*serial, *from)),
-            Ask::IsDelegated { node, serial } => delegating::is_held(self, member, *node, *serial),
-            Ask::Contents { node, serial, files } => delegating::contents(self, member, (*node, *serial), files),
             Ask::Recall { nodes } => {
                 delegated::recalled(self, member, nodes);
                 Answer::Done

@@ -1,6 +1,6 @@
 //! Content of files in directories that other members have delegated, before programs ask for it.
 //!
-//! A *bundle* is the content of some small files of one directory, or of one large file ([`pieces`]). It is a file in the
+//! A *bundle* is the content of some small files of one directory, or of one large file ([`super::pieces`]). It is a file in the
 //! directory of contents. A program that opens one of these files for reading reads it there. So the next agent can serve what is
 //! open.
 //!
@@ -11,11 +11,8 @@
 //!
 //! The danger that this avoids: a program reads what was so before a change that another program knows.
 
-mod kept;
-pub(super) mod pieces;
-
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -24,30 +21,20 @@ use surgetank_types::error::{Fault, FsResult};
 use surgetank_types::model::{Attr, Caller, Kind};
 
 use super::super::call::{Answer, Ask, Call};
-use super::delegated::{self, ASKING, Directory, Key, LISTED_HERE};
-use super::homes::{HOME, agent};
+use super::delegated::{self, ASKING, Directory, Key};
+use super::homes::agent;
+use super::kept::{
+    ALL_BYTES_MAX, BUNDLED, BYTES_MAX, Bundle, Bundled, COUNTS, FILE_BYTES_MAX, Open, PLACES, create, header_of,
+    make_room, remove_all, table,
+};
+use super::pieces::Pieces;
 use super::remote::{At, MARK, Remote};
 use super::rights::permits;
 use super::{Does, Router};
-use crate::mount::request::ReleaseFlags;
 use crate::mount::{Attributes, Filesystem, Opened, wait_long};
-pub(super) use kept::{Bundle, Bundles, begin, make_room, write_at};
-use kept::{Bundled, Open, create, header_of, remove, remove_all, table};
-use pieces::{PIECE_BYTES, Pieces};
 
-/// Of handles of such files, beside the mark.
-const BUNDLED: u64 = HOME | LISTED_HERE;
-/// A handle is `MARK + BUNDLED + bundle * PLACES + place * COUNTS + a count`.
-const PLACES: u64 = 1 << 32;
-const COUNTS: u64 = 1 << 16;
-/// A larger file comes in pieces.
-const FILE_BYTES_MAX: u64 = PIECE_BYTES;
 /// Files of a directory's first bundle, and of any. (Each next one has twice as many.)
 const FILES: (usize, usize) = (16, 1024);
-/// The content of all bundles. With more, those leave of which no file is open.
-const ALL_BYTES_MAX: u64 = 256 << 20;
-/// The content of one bundle.
-const BYTES_MAX: u64 = 4 << 20;
 
 /// A file of a delegated directory.
 pub(super) struct Delegated {
@@ -97,18 +84,11 @@ pub(super) fn open<F: Filesystem>(router: &Router<F>, caller: &Caller, at: At, f
     if is_large && large(router, &directory, (key, at.node)).is_none_or(|(_, bundle)| !bundle.is_whole()) {
         return None;
     }
-    let mut came = match directory.came.try_lock() {
-        Ok(came) => came,
-        // (Another thread may ask the owner.)
-        Err(_) => {
-            wait_long();
-            directory.came.lock().unwrap_or_else(PoisonError::into_inner)
-        }
-    };
+    let mut came = came_of(&directory);
     if is_large {
         let (number, bundle) = large(router, &directory, (key, at.node))?;
-        let keep_cache = !came.opened.insert(at.node);
         let fh = table(router).opens(number, 0, (bundle, key))?;
+        let keep_cache = !came.opened.insert(at.node);
         drop(came);
         return opened_here(router, (key, &directory), fh, keep_cache);
     }
@@ -130,6 +110,14 @@ pub(super) fn open<F: Filesystem>(router: &Router<F>, caller: &Caller, at: At, f
     let keep_cache = std::mem::replace(&mut one.was_open, true);
     drop(came);
     opened_here(router, (key, &directory), fh, keep_cache)
+}
+
+fn came_of(directory: &Directory) -> MutexGuard<'_, Came> {
+    directory.came.try_lock().unwrap_or_else(|_| {
+        // (Another thread may ask the owner.)
+        wait_long();
+        directory.came.lock().unwrap_or_else(PoisonError::into_inner)
+    })
 }
 
 fn opened_here<F: Filesystem>(
@@ -166,7 +154,7 @@ pub(super) fn after_open<F: Filesystem>(
     before: Option<Delegated>,
 ) -> Opened {
     let keeps = before.is_some_and(|Delegated { key, directory, attr }| {
-        let mut came = directory.came.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut came = came_of(&directory);
         let was_open = !came.opened.insert(at.node);
         let is_still = delegated::is_still(router, key, &directory);
         let handle =
@@ -197,9 +185,10 @@ fn comes<F: Filesystem>(
     if !make_room(router, size_bytes.saturating_add(coming)) {
         return None;
     }
-    let made = create(router, (directory, Some(key)), vec![of]);
-    let (number, bundle, writes) = made.inspect_err(is_not_kept).ok()?;
-    let bundle = Bundle { pieces: Some(Pieces::new(size_bytes, writes)), ..bundle };
+    // (Without a header, until all has come.)
+    let made = create(router, (directory, Some(key)), vec![of], &[]);
+    let (number, bundle) = made.inspect_err(is_not_kept).ok()?;
+    let bundle = Bundle { pieces: Some(Pieces::new(size_bytes)), ..bundle };
     let mut table = table(router);
     table.large.insert((key, node), number);
     Some(table.insert(number, bundle))
@@ -219,6 +208,7 @@ pub(super) fn large<F: Filesystem>(
 
 /// The bundle of a file that is open at its owner, too.
 pub(super) fn beside<F: Filesystem>(router: &Router<F>, fh: u64) -> Option<(Arc<Bundle>, Key)> {
+    Remote::handle(fh)?;
     table(router).beside.get(&fh).cloned()
 }
 
@@ -309,11 +299,7 @@ fn write<F: Filesystem>(
 ) -> FsResult<(u64, Bundle)> {
     let mut all = header_of(&files)?;
     parts.iter().for_each(|part| all.extend_from_slice(part));
-    let (number, bundle, (id, fh)) = create(router, (directory, None), files)?;
-    let written = write_at(router, (id, fh), 0, &all);
-    router.door.release(id, fh, ReleaseFlags::default());
-    written.inspect_err(|_| remove(router, &bundle.name))?;
-    Ok((number, bundle))
+    create(router, (directory, None), files, &all)
 }
 
 /// Reads an open file, if the delegation lasts. Otherwise its owner is to be asked first.
@@ -393,7 +379,7 @@ pub(super) fn seek_last<F: Filesystem>(
     seek_in(&bundle, place, offset, whence)
 }
 
-/// All of a small file is data.
+/// All of a file is data.
 fn seek_in(bundle: &Bundle, place: usize, offset: u64, whence: u32) -> FsResult<u64> {
     let size_bytes = bundle.files.get(place).map_or(0, |of| of.attr.size_bytes);
     match i32::try_from(whence) {
@@ -444,7 +430,8 @@ fn end_moved<F: Filesystem>(router: &Router<F>, member: u32, fh: u64, is_perhaps
     }
 }
 
-fn remove_unneeded<F: Filesystem>(router: &Router<F>) {
+/// Those of ended delegations leave.
+pub(super) fn remove_unneeded<F: Filesystem>(router: &Router<F>) {
     let gone = table(router).unneeded(0);
     remove_all(router, &gone);
 }

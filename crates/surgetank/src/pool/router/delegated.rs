@@ -8,15 +8,14 @@
 //!
 //! The kernel believes attributes for a moment. It is notified before a recall is answered. (Only the answer to a request for
 //! attributes is believed: the kernel has the file then, and a notification finds it. An answer that began earlier does not count
-//! for the kernel.) It believes names for a second, also missing ones, if one notification ends that for all of them (Linux 6.16
-//! and later).
+//! for the kernel.)
 //!
 //! The danger that this avoids: an answer that the owner has taken back. So a delegation is looked up for each request, and not
 //! believed for longer than [`BELIEVED`] without a word of the owner.
 
 use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
@@ -26,10 +25,10 @@ use surgetank_types::error::FsResult;
 use surgetank_types::model::{Attr, Caller, Kind};
 
 use super::super::call::{Answer, Ask, Call, DelegatedName, Listed};
-use super::bundles::pieces::PIECE_BYTES;
 use super::bundles::{self, Came};
 use super::delegating::BELIEVED;
 use super::homes::HOME;
+use super::pieces::PIECE_BYTES;
 use super::remote::{At, MARK};
 use super::rights::permits;
 use super::{A_TICK, Router};
@@ -51,8 +50,6 @@ const DIRECTORIES_MAX: usize = 10_000;
 pub(super) const ASKING: Duration = Duration::from_secs(2);
 /// The kernel believes attributes so long: for the requests of one program that opens a file and reads it.
 const KERNEL: Duration = Duration::from_millis(50);
-/// And names, if that can be ended.
-const NAMES: Duration = Duration::from_secs(1);
 const NAME_BYTES_MAX: usize = 255;
 
 /// A directory of a member: the member and its number there.
@@ -71,9 +68,6 @@ pub(super) struct Delegated {
     /// Files of which the kernel believes the attributes: by their delegation.
     believed: Mutex<HashMap<Key, HashSet<u64>>>,
     notifier: OnceLock<Notifier>,
-    /// The kernel can be told to believe no name any more, and it may believe some.
-    names_can_expire: AtomicBool,
-    names_are_believed: AtomicBool,
     begun: Instant,
 }
 
@@ -122,22 +116,8 @@ impl Default for Delegated {
         let next = u64::try_from(uptime().as_nanos()).unwrap_or(0) & (LISTED_HERE - 1);
         let (directories, count, uses, looked, counted) = Default::default();
         let (next_handle, begun) = (AtomicU64::new(next), tick());
-        let (believed, notifier, names_can_expire) = Default::default();
-        // (Also an earlier agent's.)
-        let names_are_believed = AtomicBool::new(true);
-        Self {
-            directories,
-            count,
-            uses,
-            looked,
-            counted,
-            next_handle,
-            believed,
-            notifier,
-            names_can_expire,
-            names_are_believed,
-            begun,
-        }
+        let (believed, notifier) = Default::default();
+        Self { directories, count, uses, looked, counted, next_handle, believed, notifier, begun }
     }
 }
 
@@ -166,21 +146,8 @@ impl Delegated {
 
     /// The mount is there.
     pub fn notifies(&self, notifier: &Notifier) {
-        self.names_can_expire.store(notifier.expire_names().is_ok(), Ordering::SeqCst);
         // (Set once.)
         let _ = self.notifier.set(notifier.clone());
-    }
-
-    /// From now on the kernel believes no name. (Answers that are under way do not count for it.)
-    fn expire_names(&self) {
-        if self.names_can_expire.load(Ordering::SeqCst)
-            && self.names_are_believed.swap(false, Ordering::SeqCst)
-            && let Some(notifier) = self.notifier.get()
-            // (Without a mount there is no kernel that believes.)
-            && let Err(why) = notifier.expire_names()
-        {
-            tracing::debug!(%why, "the kernel was not told that names have changed");
-        }
     }
 
     fn believed(&self) -> MutexGuard<'_, HashMap<Key, HashSet<u64>>> {
@@ -368,7 +335,6 @@ pub(super) fn ask<F: Filesystem>(router: &Router<F>, member: u32, ask: Ask) -> O
 pub(super) fn recalled<F: Filesystem>(router: &Router<F>, member: u32, nodes: &[u64]) {
     router.delegated.recalled(member, nodes);
     let is_meant = |(of, node): &Key| *of == member && (nodes.is_empty() || nodes.contains(node));
-    router.delegated.expire_names();
     router.delegated.is_believed_no_more(is_meant);
     // (What an earlier agent answered the kernel may still believe.)
     let rest = KERNEL.saturating_sub(router.delegated.begun.elapsed());
@@ -380,7 +346,6 @@ pub(super) fn recalled<F: Filesystem>(router: &Router<F>, member: u32, nodes: &[
 
 /// The owner of a directory is lost, or another one: what a member answered for below it ends.
 pub(super) fn owner_changed<F: Filesystem>(router: &Router<F>) {
-    router.delegated.expire_names();
     router.delegated.is_believed_no_more(|_| true);
 }
 
@@ -449,9 +414,8 @@ pub(super) fn look_up<F: Filesystem>(router: &Router<F>, caller: &Caller, at: At
     }
     let directory =
         of(router, key).filter(|directory| name.len() <= NAME_BYTES_MAX && permits(&directory.attr, caller, 1))?;
-    let ttl = names_ttl(router, key, &directory)?;
     let Some((index, found)) = directory.find(name) else {
-        return Some(Looked::Missing { ttl });
+        return Some(Looked::Missing { ttl: Duration::ZERO });
     };
     let id = router.remote.number_of(at.member, found.node);
     let attr = match found.attr {
@@ -468,18 +432,8 @@ pub(super) fn look_up<F: Filesystem>(router: &Router<F>, caller: &Caller, at: At
     let mut looked = router.delegated.looked();
     let one = looked.entry(id).or_insert(LookedUp { count: 0, directory: key, index });
     (one.count, one.directory, one.index) = (one.count + 1, key, index);
-    Some(Looked::Found(Entry { id, generation: 0, attr: router.shown(attr), entry_ttl: ttl, attr_ttl: Duration::ZERO }))
-}
-
-/// How long the kernel may believe the names of a delegated directory. `None`: the delegation has ended.
-fn names_ttl<F: Filesystem>(router: &Router<F>, key: Key, directory: &Arc<Directory>) -> Option<Duration> {
-    if !router.delegated.names_can_expire.load(Ordering::SeqCst) {
-        return Some(Duration::ZERO);
-    }
-    // (In this order: a recall that does not find it has ended the delegation already.)
-    router.delegated.names_are_believed.store(true, Ordering::SeqCst);
-    let left = of(router, key).filter(|now| Arc::ptr_eq(now, directory))?.left()?;
-    Some(left.min(NAMES))
+    let (attr, ttl) = (router.shown(attr), Duration::ZERO);
+    Some(Looked::Found(Entry { id, generation: 0, attr, entry_ttl: ttl, attr_ttl: ttl }))
 }
 
 /// The attributes of a directory that is delegated, or of a file in one.

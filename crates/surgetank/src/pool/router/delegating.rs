@@ -26,7 +26,7 @@ use surgetank_types::model::{Attr, FileId};
 
 use super::super::call::{Answer, Ask, Call, Delegated, DelegatedName};
 use super::super::link::{Link, NoAnswer};
-use super::{AGAIN, Router, bundles};
+use super::{AGAIN, Router, kept};
 use crate::mount::{Filesystem, wait_long};
 
 /// Names of one message.
@@ -152,7 +152,7 @@ impl Given {
 
 /// What an earlier agent gave ends.
 pub(super) fn begin<F: Filesystem>(router: &Arc<Router<F>>) {
-    bundles::begin(router);
+    kept::begin(router);
     if router.delegating.are_known.load(Ordering::SeqCst) {
         return;
     }
@@ -300,16 +300,22 @@ pub(super) fn contents<F: Filesystem>(
 
 /// A member reads a large file of a delegated directory: which one asked before it, and may have more of it. 0: none.
 pub(super) fn source<F: Filesystem>(router: &Router<F>, member: u32, (dir, serial): (u64, u64), file: u64) -> Answer {
-    let given = &router.delegating;
-    if given.held(dir, member, serial).is_none() {
+    /// So many files of a directory have sources.
+    const FILES_MAX: usize = 10_000;
+    let mut table = router.delegating.table();
+    let Table { given, sources, .. } = &mut *table;
+    let holds = |one: &One| one.serial == serial && !one.is_recalled;
+    if !given.get(&dir).and_then(|members| members.get(&member)).is_some_and(holds) {
         return Answer::Failed(Errno::AGAIN.raw_os_error());
     }
-    let mut table = given.table();
-    let Table { given, sources, .. } = &mut *table;
+    let files = sources.entry(dir).or_default();
+    if files.len() >= FILES_MAX && !files.contains_key(&file) {
+        return Answer::Count(0);
+    }
     let has = |one: &u32| {
         *one != member && given.get(&dir).and_then(|members| members.get(one)).is_some_and(|one| !one.is_recalled)
     };
-    let members = sources.entry(dir).or_default().entry(file).or_default();
+    let members = files.entry(file).or_default();
     // (Never one that asked after it: they would wait for each other.)
     let before = members.iter().position(|one| *one == member).unwrap_or(members.len());
     let source = members.iter().take(before).rev().copied().find(has);

@@ -12,8 +12,8 @@ use super::super::call::{Answer, Ask, Change, Found};
 use super::remote::{At, Remote};
 use super::{Does, PATIENCE, Router, Way};
 use super::{
-    adopt, bundles, changes, closing, copies, delegated, delegating, here, homes, lengths, lost, moves, names, rights,
-    shim,
+    adopt, bundles, changes, closing, copies, delegated, delegating, here, homes, lengths, lost, moves, names, pieces,
+    rights, shim,
 };
 use crate::mount::request::{FilePlace, ReleaseFlags};
 use crate::mount::{
@@ -98,7 +98,9 @@ impl<F: Filesystem> Router<F> {
 
     /// No name is believed for longer than what the store says. The attributes of another member's directory are asked
     /// there.
-    fn with_its_owner(&self, looked: Looked) -> Looked {
+    /// `is_decided_here`: the directory above has no owner, or this member. (To remove or rename the name, it is claimed, and then
+    /// forgotten here; or a request here does it.)
+    fn with_its_owner(&self, looked: Looked, is_decided_here: bool) -> Looked {
         let Looked::Found(mut entry) = looked else { return looked };
         let believed = self.namespace.base.config.store_ttl;
         entry.entry_ttl = entry.entry_ttl.min(believed);
@@ -109,9 +111,9 @@ impl<F: Filesystem> Router<F> {
             self.believed.note(&path);
             match self.link.owner(&path) {
                 super::Owner::TheStore | super::Owner::Us => {}
-                // (Its owner may change them. To remove or rename it, the directory above is claimed, and then the name is
-                // forgotten here.)
-                _ => entry.attr_ttl = TTL,
+                _ if is_decided_here => entry.attr_ttl = TTL,
+                // (Its owner may remove it.)
+                _ => (entry.entry_ttl, entry.attr_ttl) = (TTL, TTL),
             }
         }
         Looked::Found(entry)
@@ -159,7 +161,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
                 Ok(Looked::Found(entry))
             }
             (_, Ok(Answer::OfTheStore)) if self.remote.at(parent).is_none() => {
-                self.door.lookup(caller, parent, name).map(|looked| self.with_its_owner(looked))
+                self.door.lookup(caller, parent, name).map(|looked| self.with_its_owner(looked, false))
             }
             (_, Ok(answer)) => unexpected(answer),
             (_, Err(fault)) if fault.errno == Errno::NOENT => Ok(Looked::Missing { ttl: TTL }),
@@ -180,7 +182,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
                 return Ok(Looked::Missing { ttl: TTL });
             }
             let looked = door.lookup(caller, parent, name)?;
-            Ok(homes::known(self, caller, self.with_its_owner(looked)))
+            Ok(homes::known(self, caller, self.with_its_owner(looked, true)))
         };
         self.within(caller, way, here, there)
     }
@@ -349,7 +351,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
 
     fn read(&self, caller: &Caller, id: u64, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
         let read = bundles::read(self, fh, offset, buffer);
-        if let Some(read) = read.or_else(|| bundles::pieces::read(self, fh, offset, buffer)) {
+        if let Some(read) = read.or_else(|| pieces::read(self, fh, offset, buffer)) {
             return read;
         }
         match self.handle_there(caller, id, fh, Does::Reads)? {

@@ -22,7 +22,7 @@ use super::homes::agent;
 use super::lengths::{bring_unknown, look_at_lengths};
 use super::order::{self, Order};
 use super::sending::sum_of_file;
-use super::{PATIENCE, Router, bundles, copies, delegating, moves, names};
+use super::{PATIENCE, Router, bundles, copies, delegating, kept, moves, names, pieces};
 use crate::mount::request::SetAttr;
 use crate::mount::{Filesystem, TimeChange};
 
@@ -90,10 +90,11 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -
         Ask::EndHome { number } if copies::comes_home(router, FileId(*number)) => Answer::Done,
         Ask::EndHome { number } if homes.is_removed(FileId(*number)) => Answer::Failed(Errno::STALE.raw_os_error()),
         Ask::EndHome { .. } => Answer::Failed(Errno::BUSY.raw_os_error()),
+        Ask::Delegate { node, serial, from } => delegating::give(router, member, *node, (*serial, *from)),
+        Ask::IsDelegated { node, serial } => delegating::is_held(router, member, *node, *serial),
+        Ask::Contents { node, serial, files } => delegating::contents(router, member, (*node, *serial), files),
         Ask::Source { node, serial, file } => delegating::source(router, member, (*node, *serial), *file),
-        Ask::Piece { owner, directory, file, piece } => {
-            bundles::pieces::give(router, (*owner, *directory), *file, *piece)
-        }
+        Ask::Piece { owner, directory, file, piece } => pieces::give(router, (*owner, *directory), *file, *piece),
         Ask::NameOf { who, parent, name } => names::named(router, *who, (*parent, name)),
         ask => moves::asked(router, member, ask),
     }
@@ -157,7 +158,8 @@ pub(super) fn look_now_and_then<F: Filesystem>(router: &Arc<Router<F>>) {
                 })
             };
             let _ = remove_unneeded(&router, &is_full);
-            bundles::make_room(&router, 0);
+            bundles::remove_unneeded(&router);
+            kept::make_room(&router, 0);
             bring_unknown(&router);
         }
     };

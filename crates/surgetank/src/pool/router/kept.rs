@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -12,20 +12,30 @@ use surgetank_types::clock::uptime;
 use surgetank_types::error::FsResult;
 use surgetank_types::model::{Attr, FileId};
 
-use super::super::Router;
-use super::super::delegated::{Directory, Key};
-use super::super::homes::agent;
-use super::super::remote::MARK;
-use super::pieces::{Brings, Pieces};
-use super::{ALL_BYTES_MAX, BUNDLED, BYTES_MAX, COUNTS, FILE_BYTES_MAX, PLACES};
+use super::Router;
+use super::delegated::{Directory, Key, LISTED_HERE};
+use super::homes::{HOME, agent};
+use super::pieces::{Brings, PIECE_BYTES, Pieces};
+use super::remote::MARK;
 use crate::mount::request::ReleaseFlags;
 use crate::mount::{Filesystem, WriteFlags};
 
+/// Of handles of such files, beside the mark.
+pub const BUNDLED: u64 = HOME | LISTED_HERE;
+/// A handle is `MARK + BUNDLED + bundle * PLACES + place * COUNTS + a count`.
+pub const PLACES: u64 = 1 << 32;
+pub const COUNTS: u64 = 1 << 16;
+/// A larger file comes in pieces.
+pub const FILE_BYTES_MAX: u64 = PIECE_BYTES;
+/// The content of all bundles. With more, those leave of which no file is open.
+pub const ALL_BYTES_MAX: u64 = 256 << 20;
+/// The content of one bundle.
+pub const BYTES_MAX: u64 = 4 << 20;
 /// An agent's first bundle has a number below this.
 const NUMBERS: u64 = 1 << 28;
 /// The bundles here.
 #[derive(Default)]
-pub(in super::super) struct Bundles {
+pub(super) struct Bundles {
     table: Mutex<Table>,
     /// Those of an earlier agent are known.
     found: OnceLock<()>,
@@ -47,13 +57,15 @@ pub struct Table {
     pub beside: HashMap<u64, (Arc<Bundle>, Key)>,
 }
 
-pub(in super::super) struct Bundle {
+pub(super) struct Bundle {
     /// With it, its files may be opened. (None: an earlier agent's.)
     pub directory: Weak<Directory>,
     /// The same. (Of a large file.)
     pub key: Option<Key>,
     pub name: String,
-    pub file: File,
+    pub file: RwLock<Arc<File>>,
+    /// The number of the file.
+    pub id: u64,
     /// Before the content.
     pub header_bytes: u64,
     /// All of it.
@@ -134,16 +146,26 @@ impl Table {
         Some(bundle)
     }
 
-    /// Takes the oldest large file out that no program reads.
-    pub fn oldest_large(&mut self) -> Option<Arc<Bundle>> {
-        let mut unneeded = self.bundles.iter().filter(|(_, bundle)| bundle.is_large() && !is_open(bundle));
-        let number = unneeded.next().map(|(number, _)| *number)?;
+    /// Takes the oldest large file out that no program reads. (Those of an earlier agent, which may be open, are the last ones.)
+    fn oldest_large(&mut self) -> Option<Arc<Bundle>> {
+        let known = self.unneeded_large().find(|(_, bundle)| !bundle.is_of_earlier_agent());
+        let number = known.or_else(|| self.unneeded_large().next()).map(|(number, _)| *number)?;
         self.take(number)
+    }
+
+    /// The bytes of those.
+    fn large_unneeded(&self) -> u64 {
+        self.unneeded_large().map(|(_, bundle)| bundle.bytes).sum()
+    }
+
+    fn unneeded_large(&self) -> impl Iterator<Item = (&u64, &Arc<Bundle>)> {
+        self.bundles.iter().filter(|(_, bundle)| bundle.is_large() && !is_open(bundle))
     }
 
     /// So many bytes are to come.
     pub fn coming(&self) -> u64 {
-        self.bundles.values().filter_map(|bundle| bundle.pieces.as_ref()).map(Pieces::left_bytes).sum()
+        let live = self.bundles.values().filter(|bundle| bundle.directory.strong_count() > 0);
+        live.filter_map(|bundle| bundle.pieces.as_ref()).map(Pieces::left_bytes).sum()
     }
 }
 
@@ -189,8 +211,14 @@ impl Bundle {
         let rest = of.attr.size_bytes.saturating_sub(offset);
         let wanted = buffer.len().min(usize::try_from(rest).unwrap_or(usize::MAX));
         let buffer = buffer.get_mut(..wanted).unwrap_or_default();
-        self.file.read_exact_at(buffer, self.header_bytes + of.offset + offset)?;
+        let file = self.file.read().unwrap_or_else(PoisonError::into_inner).clone();
+        file.read_exact_at(buffer, self.header_bytes + of.offset + offset)?;
         Ok(wanted)
+    }
+
+    /// From now on it is read here: a write may have moved it to another tier.
+    pub fn is_in(&self, file: File) {
+        *self.file.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(file);
     }
 }
 
@@ -199,7 +227,7 @@ fn prefix<F: Filesystem>(router: &Router<F>) -> String {
 }
 
 /// Pieces may be brought from now on.
-pub(in super::super) fn begin<F: Filesystem>(router: &Arc<Router<F>>) {
+pub(super) fn begin<F: Filesystem>(router: &Arc<Router<F>>) {
     let brings: Arc<dyn Brings> = router.clone();
     // (Set once.)
     let _ = router.bundles.brings.set(Arc::downgrade(&brings));
@@ -207,9 +235,7 @@ pub(in super::super) fn begin<F: Filesystem>(router: &Arc<Router<F>>) {
 
 pub fn remove_all<F: Filesystem>(router: &Router<F>, bundles: &[Arc<Bundle>]) {
     for bundle in bundles {
-        if let Some((id, fh)) = bundle.pieces.as_ref().and_then(Pieces::end) {
-            router.door.release(id, fh, ReleaseFlags::default());
-        }
+        bundle.pieces.iter().for_each(Pieces::end);
         remove(router, &bundle.name);
     }
 }
@@ -240,7 +266,8 @@ fn find<F: Filesystem>(router: &Router<F>) {
             Some(((header_bytes, files), file)) => {
                 let bytes = header_bytes + files.iter().map(|of| of.attr.size_bytes).sum::<u64>();
                 let (directory, key, pieces) = (Weak::new(), None, None);
-                table.insert(number, Bundle { directory, key, name, file, header_bytes, bytes, files, pieces });
+                let (file, id) = (RwLock::new(Arc::new(file)), held.id.0);
+                table.insert(number, Bundle { directory, key, name, file, id, header_bytes, bytes, files, pieces });
             }
             None => remove(router, &name),
         }
@@ -258,15 +285,18 @@ fn header(file: &File) -> Option<(u64, Vec<Bundled>)> {
 }
 
 /// Large files that no program reads leave until there is room for so much more. Returns whether there is.
-pub(in super::super) fn make_room<F: Filesystem>(router: &Router<F>, bytes: u64) -> bool {
-    loop {
-        if router.namespace.replicas.has_room_for(bytes) {
-            return true;
-        }
+pub(super) fn make_room<F: Filesystem>(router: &Router<F>, bytes: u64) -> bool {
+    let has_room = |bytes: u64| router.namespace.replicas.has_room_for(bytes);
+    let unneeded = table(router).large_unneeded();
+    if !has_room(bytes.saturating_sub(unneeded)) {
+        return false;
+    }
+    while !has_room(bytes) {
         let oldest = table(router).oldest_large();
         let Some(bundle) = oldest else { return false };
         remove_all(router, &[bundle]);
     }
+    true
 }
 
 pub fn header_of(files: &[Bundled]) -> FsResult<Vec<u8>> {
@@ -274,12 +304,13 @@ pub fn header_of(files: &[Bundled]) -> FsResult<Vec<u8>> {
     Ok([&(header.len() as u64).to_le_bytes(), &*header].concat())
 }
 
-/// Makes the file of a bundle, and opens it: its number, the bundle, and its handle.
+/// Makes the file of a bundle that begins with these bytes: its number, and the bundle.
 pub fn create<F: Filesystem>(
     router: &Router<F>,
     (directory, key): (&Arc<Directory>, Option<Key>),
     files: Vec<Bundled>,
-) -> FsResult<(u64, Bundle, (u64, u64))> {
+    content: &[u8],
+) -> FsResult<(u64, Bundle)> {
     let number = {
         let mut table = table(router);
         table.next += 1;
@@ -292,31 +323,31 @@ pub fn create<F: Filesystem>(
     let (entry, opened) = router.door.create(&agent(), dir, name.as_bytes(), 0o600, flags, false)?;
     // (No kernel knows it.)
     router.door.forget(entry.id, 1);
-    let (writes, directory) = ((entry.id, opened.fh), Arc::downgrade(directory));
-    match router.namespace.replicas.open(FileId(entry.id)) {
-        Ok(file) => {
-            Ok((number, Bundle { directory, key, name, file, header_bytes, bytes, files, pieces: None }, writes))
-        }
-        Err(why) => {
-            router.door.release(writes.0, writes.1, ReleaseFlags::default());
-            remove(router, &name);
-            Err(why.into())
-        }
-    }
+    let file = written(router, (entry.id, opened.fh), 0, content).inspect_err(|_| remove(router, &name))?;
+    let (id, directory, file) = (entry.id, Arc::downgrade(directory), RwLock::new(Arc::new(file)));
+    Ok((number, Bundle { directory, key, name, file, id, header_bytes, bytes, files, pieces: None }))
 }
 
-pub(in super::super) fn write_at<F: Filesystem>(
-    router: &Router<F>,
-    (id, fh): (u64, u64),
-    offset: u64,
-    bytes: &[u8],
-) -> FsResult<()> {
-    let mut written = 0;
-    while let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
-        match router.door.write(&agent(), id, fh, offset + written as u64, rest, WriteFlags::default())? {
-            0 => return Err(Errno::NOSPC.into()),
-            count => written += count,
+/// Writes into the file of a bundle, and opens it for reading.
+pub fn write_at<F: Filesystem>(router: &Router<F>, id: u64, offset: u64, content: &[u8]) -> FsResult<File> {
+    let opened = router.door.open(&agent(), id, OFlags::WRONLY, false)?;
+    written(router, (id, opened.fh), offset, content)
+}
+
+/// Writes, closes, and opens for reading. (Between its writes it counts as closed. So it is not moved, and it is charged.)
+fn written<F: Filesystem>(router: &Router<F>, (id, fh): (u64, u64), offset: u64, content: &[u8]) -> FsResult<File> {
+    router.namespace.homes.ends_with_the_agent(fh);
+    let write = || -> FsResult<()> {
+        let mut written = 0;
+        while let Some(rest) = content.get(written..).filter(|rest| !rest.is_empty()) {
+            match router.door.write(&agent(), id, fh, offset + written as u64, rest, WriteFlags::default())? {
+                0 => return Err(Errno::NOSPC.into()),
+                count => written += count,
+            }
         }
-    }
-    Ok(())
+        Ok(())
+    };
+    let written = write();
+    router.door.release(id, fh, ReleaseFlags::default());
+    written.and_then(|()| Ok(router.namespace.replicas.open(FileId(id))?))
 }

@@ -13,7 +13,7 @@
 //!
 //! The danger that this avoids: a program reads what was so before a change that another program knows.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -21,18 +21,18 @@ use rustix::io::Errno;
 use surgetank_types::clock::tick;
 use surgetank_types::error::FsResult;
 
-use super::super::super::call::{Answer, Ask};
-use super::super::delegated::{self, Key};
-use super::super::homes::agent;
-use super::super::{PATIENCE, Router};
-use super::{Bundle, beside, large, write_at};
-use crate::mount::request::ReleaseFlags;
+use super::super::call::{Answer, Ask};
+use super::Router;
+use super::bundles::{beside, large};
+use super::delegated::{self, ASKING, Key};
+use super::homes::agent;
+use super::kept::{Bundle, write_at};
 use crate::mount::{Filesystem, killed, wait_long};
 
 /// Bytes that come with one message.
-pub(in super::super) const PIECE_BYTES: u64 = 1 << 20;
+pub(super) const PIECE_BYTES: u64 = 1 << 20;
 /// A file of so many pieces comes whole with the first read. A larger one does when it is opened again.
-const FEW: usize = 4;
+const FEW: usize = 2;
 /// A file of fewer pieces comes from its owner.
 const SOURCE_MIN: usize = 8;
 /// So many pieces come ahead of a program that reads one after the other.
@@ -44,17 +44,17 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 const MISSES_MAX: u32 = 2;
 
 /// What is here of a file, and what is to come.
-pub(in super::super) struct Pieces {
+pub(super) struct Pieces {
     is_whole: AtomicBool,
+    left: AtomicUsize,
     state: Mutex<State>,
     changed: Condvar,
+    /// Pieces are written one after the other.
+    writing: Mutex<()>,
 }
 
 struct State {
     pieces: Vec<Piece>,
-    left: usize,
-    /// The file here, and the handle by which it is written.
-    writes: Option<(u64, u64)>,
     /// Handles of programs' files at the owner.
     handles: Vec<(u32, u64)>,
     /// The piece after the last one that was read, and how many more are wanted.
@@ -85,7 +85,7 @@ enum Source {
 }
 
 /// Brings pieces that are wanted soon.
-pub(in super::super) trait Brings: Send + Sync {
+pub(super) trait Brings: Send + Sync {
     fn bring_ahead(&self, bundle: &Arc<Bundle>);
 }
 
@@ -96,12 +96,10 @@ impl<F: Filesystem> Brings for Router<F> {
 }
 
 impl Pieces {
-    pub fn new(size_bytes: u64, writes: (u64, u64)) -> Self {
+    pub fn new(size_bytes: u64) -> Self {
         let count = usize::try_from(size_bytes.div_ceil(PIECE_BYTES)).unwrap_or(usize::MAX);
         let state = State {
             pieces: vec![Piece::Missing; count],
-            left: count,
-            writes: Some(writes),
             handles: Vec::new(),
             next: 0,
             ahead: 0,
@@ -112,22 +110,21 @@ impl Pieces {
             misses: 0,
             is_broken: false,
         };
-        Self { is_whole: AtomicBool::new(false), state: Mutex::new(state), changed: Condvar::new() }
+        let (is_whole, changed, writing) = Default::default();
+        Self { is_whole, left: AtomicUsize::new(count), state: Mutex::new(state), changed, writing }
     }
 
     pub fn left_bytes(&self) -> u64 {
-        self.hold().left as u64 * PIECE_BYTES
+        self.left.load(Ordering::SeqCst) as u64 * PIECE_BYTES
     }
 
     pub fn are_whole(&self) -> bool {
         self.is_whole.load(Ordering::SeqCst)
     }
 
-    /// Nothing is written any more: the handle by which it was.
-    pub fn end(&self) -> Option<(u64, u64)> {
-        let mut state = self.hold();
-        state.is_broken = true;
-        state.writes.take()
+    /// Nothing comes any more.
+    pub fn end(&self) {
+        self.hold().is_broken = true;
     }
 
     /// A program has the file open at its owner. `again`: one had it before.
@@ -152,7 +149,8 @@ impl State {
         let follows = first == self.next || first + 1 == self.next;
         self.ahead = match self.ahead {
             _ if !follows => 0,
-            ahead if last + 1 > self.next => (ahead * 2).clamp(1, AHEAD_MAX),
+            // (Not for a program that reads only the beginning.)
+            ahead if last + 1 > self.next && last > 1 => (ahead * 2).clamp(1, AHEAD_MAX),
             ahead => ahead,
         };
         self.next = last + 1;
@@ -178,7 +176,7 @@ fn range(bundle: &Bundle, piece: usize) -> (u64, u64) {
 }
 
 /// Reads a file that a program has open at its owner. `None`: it is to be read there.
-pub(in super::super) fn read<F: Filesystem>(
+pub(super) fn read<F: Filesystem>(
     router: &Router<F>,
     fh: u64,
     offset: u64,
@@ -202,7 +200,7 @@ pub(in super::super) fn read<F: Filesystem>(
             // (The thread may rest.)
             pieces.changed.notify_all();
         }
-        if !(first..=last).all(|piece| bring(router, (key, &bundle), pieces, piece)) {
+        if !(first..=last).all(|piece| bring(router, (key, &bundle), pieces, (piece, true))) {
             return None;
         }
     }
@@ -229,15 +227,16 @@ fn begin<F: Filesystem>(router: &Router<F>, bundle: &Arc<Bundle>) {
 fn ahead<F: Filesystem>(router: &Router<F>, bundle: &Arc<Bundle>) {
     let (Some(pieces), Some(key)) = (&bundle.pieces, bundle.key) else { return };
     let mut rests_until = None;
+    // (It removes what has ended meanwhile: the look does that, each second.)
     loop {
         let mut state = pieces.hold();
-        let ends = state.is_broken || state.left == 0 || state.handles.is_empty();
+        let ends = state.is_broken || pieces.left.load(Ordering::SeqCst) == 0 || state.handles.is_empty();
         match state.wanted().filter(|_| !ends) {
             Some(piece) => {
                 rests_until = None;
                 drop(state);
                 // (A program that reads it brings it, or finds out why not.)
-                if !is_still(router, key, bundle) || !bring(router, (key, bundle), pieces, piece) {
+                if !is_still(router, key, bundle) || !bring(router, (key, bundle), pieces, (piece, false)) {
                     pieces.hold().is_brought = false;
                     return;
                 }
@@ -254,9 +253,15 @@ fn ahead<F: Filesystem>(router: &Router<F>, bundle: &Arc<Bundle>) {
     }
 }
 
-/// Has the piece come, if need be from another member? With `false` it is to be read at the owner.
-fn bring<F: Filesystem>(router: &Router<F>, (key, bundle): (Key, &Arc<Bundle>), pieces: &Pieces, piece: usize) -> bool {
-    let until = tick() + PATIENCE;
+/// Has the piece come, if need be from another member? With `false` it is to be read at the owner. `is_program`: a program waits, so
+/// that the owner is asked as patiently as without pieces.
+fn bring<F: Filesystem>(
+    router: &Router<F>,
+    (key, bundle): (Key, &Arc<Bundle>),
+    pieces: &Pieces,
+    (piece, is_program): (usize, bool),
+) -> bool {
+    let until = tick() + ASKING;
     let mut state = pieces.hold();
     loop {
         match state.pieces.get(piece) {
@@ -268,8 +273,8 @@ fn bring<F: Filesystem>(router: &Router<F>, (key, bundle): (Key, &Arc<Bundle>), 
         wait_long();
         state = pieces.changed.wait_timeout(state, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
     }
-    let (handle, writes) = (state.handles.last().copied(), state.writes);
-    let is_first = state.left == state.pieces.len();
+    let handle = state.handles.last().copied();
+    let is_first = pieces.left.load(Ordering::SeqCst) == state.pieces.len();
     let asks = !is_first && state.source == Source::Unknown;
     if asks {
         state.source = Source::Owner;
@@ -280,32 +285,39 @@ fn bring<F: Filesystem>(router: &Router<F>, (key, bundle): (Key, &Arc<Bundle>), 
         pieces.hold().source = Source::Member(member);
     }
     let content = from_source(router, (key, bundle), pieces, piece);
-    let content = content.or_else(|| from_owner(router, handle?, range(bundle, piece)));
+    let content = content.or_else(|| from_owner(router, handle?, range(bundle, piece), is_program));
     let content = content.filter(|content| content.len() as u64 == range(bundle, piece).1);
     // (An earlier delegation's content is not mixed with that of a later one.)
     let content = content.filter(|_| is_still(router, key, bundle));
-    let is_written = content.and_then(|content| write(router, writes?, (bundle, range(bundle, piece).0), &content));
-    let mut state = pieces.hold();
-    state.pieces[piece] = if is_written.is_some() { Piece::Here } else { Piece::Missing };
-    if is_written.is_some() {
-        state.left -= 1;
-        if state.left == 0 {
-            is_whole(router, bundle, pieces, &mut state);
-        }
+    let is_written = content
+        .is_some_and(|content| write(router, (bundle, pieces), bundle.header_bytes + range(bundle, piece).0, &content));
+    if let Some(piece) = pieces.hold().pieces.get_mut(piece) {
+        *piece = if is_written { Piece::Here } else { Piece::Missing };
     }
-    drop(state);
     pieces.changed.notify_all();
-    is_written.is_some()
+    // (The last one.)
+    if is_written && pieces.left.fetch_sub(1, Ordering::SeqCst) == 1 {
+        let header = bundle.header();
+        let is_whole = header.is_some_and(|header| write(router, (bundle, pieces), 0, &header));
+        pieces.is_whole.store(is_whole, Ordering::SeqCst);
+    }
+    is_written
 }
 
 fn from_owner<F: Filesystem>(
     router: &Router<F>,
     (member, handle): (u32, u64),
     (offset, bytes): (u64, u64),
+    is_program: bool,
 ) -> Option<Vec<u8>> {
     let ask = Ask::Read { handle, offset, bytes: u32::try_from(bytes).ok()? };
-    match router.remote.ask(&agent(), Router::<F>::at_handle(member), ask) {
-        Ok(Answer::Bytes(content)) => Some(content),
+    let answer = if is_program {
+        router.remote.ask(&agent(), Router::<F>::at_handle(member), ask).ok()
+    } else {
+        delegated::ask(router, member, ask)
+    };
+    match answer {
+        Some(Answer::Bytes(content)) => Some(content),
         _ => None,
     }
 }
@@ -329,7 +341,7 @@ fn from_source<F: Filesystem>(
     let answer = delegated::ask(router, member, ask);
     let mut state = pieces.hold();
     match answer {
-        Some(Answer::Bytes(content)) => {
+        Some(Answer::Bytes(content)) if content.len() as u64 == range(bundle, piece).1 => {
             state.misses = 0;
             Some(content)
         }
@@ -343,46 +355,42 @@ fn from_source<F: Filesystem>(
     }
 }
 
-/// Returns whether all is written.
-fn write<F: Filesystem>(
-    router: &Router<F>,
-    (id, fh): (u64, u64),
-    (bundle, offset): (&Bundle, u64),
-    content: &[u8],
-) -> Option<()> {
-    let written = write_at(router, (id, fh), bundle.header_bytes + offset, content);
-    if let Err(why) = &written {
-        tracing::debug!(why = %why.errno, "content of another member's file is not kept here");
-        bundle.pieces.iter().for_each(|pieces| pieces.hold().is_broken = true);
-    }
-    written.ok()
-}
-
-/// From now on the file is opened without its owner.
-fn is_whole<F: Filesystem>(router: &Router<F>, bundle: &Bundle, pieces: &Pieces, state: &mut State) {
-    let Some(writes) = state.writes.take() else { return };
-    let header = bundle.header();
-    let is_written = header.and_then(|header| write_at(router, writes, 0, &header).ok());
-    router.door.release(writes.0, writes.1, ReleaseFlags::default());
-    if is_written.is_some() {
-        pieces.is_whole.store(true, Ordering::SeqCst);
+/// Returns whether all is written. (One after the other: the file is where the last write has left it.)
+fn write<F: Filesystem>(router: &Router<F>, (bundle, pieces): (&Bundle, &Pieces), offset: u64, content: &[u8]) -> bool {
+    let _one = pieces.writing.lock().unwrap_or_else(PoisonError::into_inner);
+    // (Programs of this node need what is left.)
+    let written = if router.namespace.replicas.has_room_for(content.len() as u64) {
+        write_at(router, bundle.id, offset, content)
+    } else {
+        Err(Errno::NOSPC.into())
+    };
+    match written {
+        Ok(file) => {
+            bundle.is_in(file);
+            true
+        }
+        Err(why) => {
+            tracing::debug!(why = %why.errno, "content of another member's file is not kept here");
+            pieces.end();
+            false
+        }
     }
 }
 
 // ---- For other members.
 
-/// Another member asks for a piece of a third one's file.
-pub(in super::super) fn give<F: Filesystem>(router: &Router<F>, key: Key, file: u64, piece: u64) -> Answer {
+/// Another member asks for a piece of a third one's file. (Members trust each other with content, as with [`Ask::Contents`].)
+pub(super) fn give<F: Filesystem>(router: &Router<F>, key: Key, file: u64, piece: u64) -> Answer {
     let content = || {
         let directory = delegated::of(router, key)?;
         let bundle = large(router, &directory, (key, file))?.1;
-        let piece = usize::try_from(piece).ok()?;
+        let piece = usize::try_from(piece).ok().filter(|_| piece < bundle.size_bytes().div_ceil(PIECE_BYTES))?;
         if let Some(pieces) = bundle.pieces.as_ref().filter(|pieces| !pieces.are_whole()) {
             let is_wanted = {
                 let state = pieces.hold();
                 state.pieces.get(piece).is_some_and(|one| *one != Piece::Missing) || !state.handles.is_empty()
             };
-            if !is_wanted || !bring(router, (key, &bundle), pieces, piece) {
+            if !is_wanted || !bring(router, (key, &bundle), pieces, (piece, false)) {
                 return None;
             }
         }
