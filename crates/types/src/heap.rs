@@ -19,7 +19,7 @@ pub fn keep_buffers() {
         /// From this size on the system gives each buffer apart.
         const APART_BYTES: libc::c_int = 4 << 20;
         /// So much free memory at the end of each heap is kept, until [`give_back`].
-        const KEPT_BYTES: libc::c_int = 8 << 20;
+        const KEPT_BYTES: libc::c_int = 4 << 20;
         // SAFETY: `mallopt` has no precondition. It locks the allocator, as every allocation does.
         unsafe {
             libc::mallopt(libc::M_MMAP_THRESHOLD, APART_BYTES);

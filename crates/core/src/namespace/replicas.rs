@@ -350,13 +350,18 @@ impl Replicas {
 
     /// Is there room on a tier for so many bytes of another member's files?
     pub fn has_room_for(&self, bytes: u64) -> bool {
+        self.would_have_room_for(bytes, 0)
+    }
+
+    /// Would there be, with so many bytes less there?
+    pub fn would_have_room_for(&self, bytes: u64, less: u64) -> bool {
         /// One part of this of a tier stays free for its own programs, if it has some.
         const FREE: u64 = 4;
         let is_storage = self.base.config.pool.as_ref().is_some_and(|pool| pool.role == Role::Storage);
         self.base.tiers.devices().filter(|device| device.is_there()).any(|device| {
             let view = device.view();
             let kept = if is_storage { 0 } else { view.cap_bytes / FREE };
-            view.used_bytes.saturating_add(bytes) <= view.cap_bytes - kept
+            view.used_bytes.saturating_sub(less).saturating_add(bytes) <= view.cap_bytes - kept
         })
     }
 }

@@ -12,6 +12,7 @@
 //! The danger that this avoids: a program reads what was so before a change that another program knows.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use rustix::fs::OFlags;
@@ -177,8 +178,16 @@ fn comes<F: Filesystem>(
     (key, directory): (Key, &Arc<Directory>),
     of: Bundled,
 ) -> Option<Arc<Bundle>> {
-    if let Some((_, bundle)) = large(router, directory, (key, of.node)) {
-        return Some(bundle);
+    if let Some((number, bundle)) = large(router, directory, (key, of.node)) {
+        if !bundle.pieces.as_ref().is_some_and(Pieces::are_broken) {
+            return Some(bundle);
+        }
+        // (There may be room again.)
+        let gone: Vec<_> = table(router).take(number).into_iter().collect();
+        remove_all(router, &gone);
+    }
+    if router.leaving.load(Ordering::SeqCst) || router.left.load(Ordering::SeqCst) {
+        return None;
     }
     let (node, size_bytes) = (of.node, of.attr.size_bytes);
     let coming = table(router).coming();
@@ -217,11 +226,6 @@ pub(super) fn closed<F: Filesystem>(router: &Router<F>, fh: u64, handle: (u32, u
     let beside = table(router).beside.remove(&fh);
     if let Some((bundle, _)) = beside {
         bundle.pieces.iter().for_each(|pieces| pieces.closed(handle));
-        let is_over = bundle.directory.strong_count() == 0;
-        drop(bundle);
-        if is_over {
-            remove_unneeded(router);
-        }
     }
 }
 
@@ -461,7 +465,6 @@ pub(super) fn recalled<F: Filesystem>(router: &Router<F>, member: u32, nodes: &[
             }
         }
     }
-    remove_unneeded(router);
 }
 
 /// This member leaves.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 
 use rustix::fs::OFlags;
@@ -40,6 +41,8 @@ pub(super) struct Bundles {
     /// Those of an earlier agent are known.
     found: OnceLock<()>,
     pub brings: OnceLock<Weak<dyn Brings>>,
+    /// Threads that bring pieces.
+    pub threads: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -135,7 +138,7 @@ impl Table {
         gone.iter().filter_map(|number| self.take(*number)).collect()
     }
 
-    fn take(&mut self, number: u64) -> Option<Arc<Bundle>> {
+    pub fn take(&mut self, number: u64) -> Option<Arc<Bundle>> {
         let bundle = self.bundles.remove(&number)?;
         if let (Some(key), Some(node)) = (bundle.key, bundle.node()) {
             // (Unless another one has its place.)
@@ -155,17 +158,19 @@ impl Table {
 
     /// The bytes of those.
     fn large_unneeded(&self) -> u64 {
-        self.unneeded_large().map(|(_, bundle)| bundle.bytes).sum()
+        let here =
+            |bundle: &Arc<Bundle>| bundle.bytes.saturating_sub(bundle.pieces.as_ref().map_or(0, Pieces::left_bytes));
+        self.unneeded_large().map(|(_, bundle)| here(bundle)).sum()
     }
 
     fn unneeded_large(&self) -> impl Iterator<Item = (&u64, &Arc<Bundle>)> {
         self.bundles.iter().filter(|(_, bundle)| bundle.is_large() && !is_open(bundle))
     }
 
-    /// So many bytes are to come.
+    /// So many bytes are to come of files that programs read.
     pub fn coming(&self) -> u64 {
-        let live = self.bundles.values().filter(|bundle| bundle.directory.strong_count() > 0);
-        live.filter_map(|bundle| bundle.pieces.as_ref()).map(Pieces::left_bytes).sum()
+        let open = self.bundles.values().filter(|bundle| is_open(bundle));
+        open.filter_map(|bundle| bundle.pieces.as_ref()).map(Pieces::left_bytes).sum()
     }
 }
 
@@ -286,12 +291,12 @@ fn header(file: &File) -> Option<(u64, Vec<Bundled>)> {
 
 /// Large files that no program reads leave until there is room for so much more. Returns whether there is.
 pub(super) fn make_room<F: Filesystem>(router: &Router<F>, bytes: u64) -> bool {
-    let has_room = |bytes: u64| router.namespace.replicas.has_room_for(bytes);
+    let replicas = &router.namespace.replicas;
     let unneeded = table(router).large_unneeded();
-    if !has_room(bytes.saturating_sub(unneeded)) {
+    if !replicas.would_have_room_for(bytes, unneeded) {
         return false;
     }
-    while !has_room(bytes) {
+    while !replicas.has_room_for(bytes) {
         let oldest = table(router).oldest_large();
         let Some(bundle) = oldest else { return false };
         remove_all(router, &[bundle]);

@@ -37,6 +37,8 @@ const FEW: usize = 2;
 const SOURCE_MIN: usize = 8;
 /// So many pieces come ahead of a program that reads one after the other.
 const AHEAD_MAX: usize = 8;
+/// So many files come ahead at the same time.
+const THREADS_MAX: usize = 32;
 /// The thread that brings pieces waits so long for more to do.
 const REST: Duration = Duration::from_millis(100);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -92,6 +94,7 @@ pub(super) trait Brings: Send + Sync {
 impl<F: Filesystem> Brings for Router<F> {
     fn bring_ahead(&self, bundle: &Arc<Bundle>) {
         ahead(self, bundle);
+        self.bundles.threads.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -120,6 +123,11 @@ impl Pieces {
 
     pub fn are_whole(&self) -> bool {
         self.is_whole.load(Ordering::SeqCst)
+    }
+
+    /// Something could not be written: nothing more comes.
+    pub fn are_broken(&self) -> bool {
+        self.hold().is_broken
     }
 
     /// Nothing comes any more.
@@ -155,7 +163,7 @@ impl State {
         };
         self.next = last + 1;
         self.all |= self.pieces.len() <= FEW;
-        self.until = self.until.max(last + 1 + self.ahead);
+        self.until = last + 1 + self.ahead;
         let is_wanted = !self.is_brought && !self.is_broken && self.wanted().is_some();
         self.is_brought |= is_wanted;
         is_wanted
@@ -217,17 +225,17 @@ fn is_still<F: Filesystem>(router: &Router<F>, key: Key, bundle: &Bundle) -> boo
 fn begin<F: Filesystem>(router: &Router<F>, bundle: &Arc<Bundle>) {
     let (one, brings) = (bundle.clone(), router.bundles.brings.get().and_then(Weak::upgrade));
     let bring = move || brings.into_iter().for_each(|brings| brings.bring_ahead(&one));
-    if std::thread::Builder::new().name("pool-ahead".to_owned()).spawn(bring).is_err()
-        && let Some(pieces) = &bundle.pieces
-    {
-        pieces.hold().is_brought = false;
+    let thread = || std::thread::Builder::new().name("pool-ahead".to_owned()).spawn(bring).is_ok();
+    let threads = &router.bundles.threads;
+    if threads.fetch_add(1, Ordering::SeqCst) >= THREADS_MAX || !thread() {
+        threads.fetch_sub(1, Ordering::SeqCst);
+        bundle.pieces.iter().for_each(|pieces| pieces.hold().is_brought = false);
     }
 }
 
 fn ahead<F: Filesystem>(router: &Router<F>, bundle: &Arc<Bundle>) {
     let (Some(pieces), Some(key)) = (&bundle.pieces, bundle.key) else { return };
     let mut rests_until = None;
-    // (It removes what has ended meanwhile: the look does that, each second.)
     loop {
         let mut state = pieces.hold();
         let ends = state.is_broken || pieces.left.load(Ordering::SeqCst) == 0 || state.handles.is_empty();
@@ -295,7 +303,7 @@ fn bring<F: Filesystem>(
         *piece = if is_written { Piece::Here } else { Piece::Missing };
     }
     pieces.changed.notify_all();
-    // (The last one.)
+    // (The last one. Without its header, the file is opened at the owner.)
     if is_written && pieces.left.fetch_sub(1, Ordering::SeqCst) == 1 {
         let header = bundle.header();
         let is_whole = header.is_some_and(|header| write(router, (bundle, pieces), 0, &header));
@@ -357,7 +365,10 @@ fn from_source<F: Filesystem>(
 
 /// Returns whether all is written. (One after the other: the file is where the last write has left it.)
 fn write<F: Filesystem>(router: &Router<F>, (bundle, pieces): (&Bundle, &Pieces), offset: u64, content: &[u8]) -> bool {
-    let _one = pieces.writing.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one = pieces.writing.try_lock().unwrap_or_else(|_| {
+        wait_long();
+        pieces.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    });
     // (Programs of this node need what is left.)
     let written = if router.namespace.replicas.has_room_for(content.len() as u64) {
         write_at(router, bundle.id, offset, content)
