@@ -15,7 +15,7 @@
 //! The dangers that this avoids:
 //! - A reader of a few bytes causes the transfer of a hundred gigabytes.
 //! - One file has bytes of two versions. (All ranges are of one version, or fail.)
-//! - A chunk is punched out while a process reads it. (The reader pins it.)
+//! - A chunk is punched out while a process reads it (the reader pins it), or while the complete file becomes the copy.
 //!
 //! The lock here is a leaf. No request goes to the store or the tier under it, except the hole that makes room.
 
@@ -310,6 +310,10 @@ impl Fetch {
     /// Drops a chunk to make room for another one. `forced`: a reader waits, so a chunk that other streams want soon may go.
     pub fn recycle(&self, forced: bool) -> bool {
         let mut state = self.state();
+        // (All has come since the caller asked. It may just become the file's copy: from now on it keeps all.)
+        if state.missing == 0 {
+            return true;
+        }
         let idle = |state: &State, chunk: u64| !state.pins.contains_key(&chunk);
         let wanted = |state: &State, chunk: u64| state.streams.iter().any(|stream| stream.wants(chunk));
         let at = state
@@ -474,4 +478,45 @@ impl Fetch {
 
 fn index(chunk: u64) -> usize {
     usize::try_from(chunk).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use surgetank_types::model::StoreIdentity;
+
+    use super::*;
+
+    struct Ones;
+
+    impl Remote for Ones {
+        fn identity(&self) -> StoreIdentity {
+            StoreIdentity { ino: 1, size_bytes: 2 * RANGE_BYTES, mtime_nanos: 0, ctime_nanos: 0 }
+        }
+
+        fn read_at(&self, buffer: &mut [u8], _offset: u64) -> std::io::Result<()> {
+            buffer.fill(1);
+            Ok(())
+        }
+    }
+
+    /// Regression: a reader wanted room for a chunk that came meanwhile. It punched another one out of the complete file, while that
+    /// became the copy on the tier.
+    #[test]
+    fn complete_file_keeps_all_for_a_reader_that_still_wants_room() {
+        let size_bytes = 2 * RANGE_BYTES;
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        let fetch = Arc::new(Fetch::new(Arc::new(Ones), StorePath(b"f".to_vec()), size_bytes, file, None));
+        fetch.state().credit_bytes = RANGE_BYTES;
+        assert_eq!(fetch.want(0, false), Want::Had);
+        let late = fetch.want(1, false);
+        assert_eq!(late, Want::Room(RANGE_BYTES), "the reader that is slow");
+        assert!(fetch.give(RANGE_BYTES) && fetch.want(1, false) == Want::Had, "another one");
+        fetch.start();
+        (0..2).for_each(|chunk| drop(fetch.wait(chunk, 0, &|| false).unwrap().unwrap()));
+        assert!(fetch.is_complete());
+        assert!(fetch.recycle(true) && fetch.is_complete(), "nothing is dropped any more");
+        let mut bytes = vec![0; usize::try_from(size_bytes).unwrap()];
+        fetch.file().read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 1));
+    }
 }
