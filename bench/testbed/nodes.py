@@ -55,6 +55,23 @@ class Node:
     def surgetank(self, directory: Path, verb: str, *words: str) -> str:
         return self.run(directory, [str(SURGETANK), *verb.split(), "--state", "/dev/shm/state", *words])
 
+    def cpu_us(self) -> float:
+        """Processor time of its agent, supervisor and member of the pool since they began."""
+        ticks = sum(int(word) for text in self.texts("stat") for word in text.rpartition(")")[2].split()[11:13])
+        return 1e6 * ticks / os.sysconf("SC_CLK_TCK")
+
+    def private_bytes(self) -> int:
+        """Memory of these processes that no file backs."""
+        lines = [line for text in self.texts("status") for line in text.splitlines() if line.startswith("RssAnon")]
+        return sum(int(line.split()[1]) for line in lines) << 10
+
+    def texts(self, file: str) -> Iterator[str]:
+        for pid in output(["ip", "netns", "pids", f"{PREFIX}{self.number + 1}"]).split():
+            at = Path("/proc") / pid
+            with contextlib.suppress(OSError):
+                if b"surgetank" in (at / "cmdline").read_bytes().split(b"\0")[0]:
+                    yield (at / file).read_text()
+
 
 @contextlib.contextmanager
 def nodes_up(count: int, tier_mib: int, link_mbit: int = LINK_MBIT) -> Iterator[list[Node]]:
