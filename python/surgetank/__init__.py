@@ -1,3 +1,6 @@
-"""Surgetank's Python side: derives facts about files from a workflow's graph, and sends hints to the agent."""
+"""Surgetank's Python side: questions to the agent (`locate`, `hint`), and what a workflow's graph knows (`surgetank.workflow`)."""
+
+from .client import AgentError, hint, hint_each, locate
 
 __version__ = "0.1.0"
+__all__ = ["AgentError", "hint", "hint_each", "locate"]

@@ -516,10 +516,14 @@ pub(crate) fn may_have_copies(metadata: &Metadata, id: FileId) -> bool {
         || metadata.copied.lock().unwrap_or_else(PoisonError::into_inner).contains(&id)
 }
 
+/// This agent's number in its pool. `None`: it is in none.
+pub(crate) fn this_member(metadata: &Metadata) -> Option<u32> {
+    metadata.pool.get().and_then(|(_, first)| u32::try_from(first / FILES_OF_A_MEMBER).ok())
+}
+
 /// In a pool: a process may write the file, and its next version comes after what was queued before this moment.
 pub(crate) fn hold_place(metadata: &Metadata, tree: &mut Tree, id: FileId) {
-    let Some((_, first)) = metadata.pool.get().filter(|_| metadata.config.ordered) else { return };
-    let member = u32::try_from(first / FILES_OF_A_MEMBER).unwrap_or(0);
+    let Some(member) = this_member(metadata).filter(|_| metadata.config.ordered) else { return };
     tree.order.hold(&mut tree.next_seq, place_of_descriptors(id), member);
 }
 

@@ -16,6 +16,7 @@ pub mod grants;
 pub mod hints;
 pub mod homes;
 pub mod listing;
+pub mod locate;
 pub mod locks;
 pub mod moves;
 pub mod names;
@@ -39,6 +40,7 @@ use grants::Grants;
 use hints::FileHints;
 use homes::Homes;
 use listing::Listings;
+use locate::Locations;
 use locks::FileLocks;
 use moves::Moves;
 use names::Names;
@@ -87,6 +89,7 @@ pub use attributes::SetAttr;
 pub use eager_publish::Real;
 pub use hints::Given;
 pub use listing::Listed;
+pub use locate::Whereabouts;
 pub use questions::{Queued, Stuck, Undurable, Waiting, Where};
 pub(crate) use recover::{ORPHANS, Worth, is_damage, went_down, went_down_with, worth};
 pub use recover::{is_spent, keep_copy, unproven_name};
@@ -113,6 +116,8 @@ pub struct Namespace {
     pub listings: Arc<Listings>,
     /// Hints to files and directories.
     pub hints: Arc<FileHints>,
+    /// Where files are.
+    pub locations: Arc<Locations>,
     /// Answers for status, verdicts and commands that wait.
     pub questions: Arc<Questions>,
     /// Extended attributes.
@@ -183,10 +188,11 @@ impl Namespace {
         let attributes = Arc::new(FileAttributes::new(&base, &files, &resolver));
         let listings = Arc::new(Listings::new(&base, &files));
         let hints = Arc::new(FileHints::new(&base, &files));
-        let questions = Arc::new(Questions::new(&base, &files, &hints, &resolver));
+        let locations = Arc::new(Locations::new(&base, &files, &resolver));
+        let questions = Arc::new(Questions::new(&base, &files, &hints, &locations));
         let xattrs = Arc::new(ExtendedAttributes::new(&base, &files, &hints, &questions));
         let names = Arc::new(Names::new(&base, &files, &attributes, &hints, &listings, &resolver));
-        let prefetch = Arc::new(Prefetch::new(&base, &files, &listings, &questions, &resolver));
+        let prefetch = Arc::new(Prefetch::new(&base, &files, &listings, &locations, &resolver));
         let emptying = Arc::new(Emptying::new(&base, &files, &hints, &revalidation));
         let eager = Arc::new(EagerPublish::new(&base, &files));
         let file_locks = Arc::new(FileLocks::new(&base, &files, keeper));
@@ -207,6 +213,7 @@ impl Namespace {
             attributes,
             listings,
             hints,
+            locations,
             questions,
             xattrs,
             names,

@@ -12,6 +12,7 @@ pub(crate) mod gc;
 pub(crate) mod help;
 pub(crate) mod hint;
 mod left;
+pub(crate) mod locate;
 pub(crate) mod model;
 pub(crate) mod mount;
 pub(crate) mod outcome;
@@ -75,6 +76,8 @@ enum Verb {
     Wait(wait::Args),
     /// Show where a file is, its state, and the rule and decision for it
     Why(why::Args),
+    /// Show on which nodes and tiers files are, for thousands at once
+    Locate(locate::Args),
     /// Give back the tier space of durable files
     Evict(tend::PathsArgs),
     /// Keep files in their tier
@@ -147,6 +150,7 @@ pub fn main(program: &Program<'_>) -> u8 {
         Verb::Pool(args) => pool::pool(program, &args),
         Verb::Wait(args) => wait::wait(program, &args),
         Verb::Why(args) => why::why(program, &args),
+        Verb::Locate(args) => locate::locate(program, &args),
         Verb::Evict(args) => tend::evict(program, &args),
         Verb::Pin(args) => tend::pin(program, &args, true),
         Verb::Unpin(args) => tend::pin(program, &args, false),

@@ -46,6 +46,7 @@ mod pool_directories;
 mod pool_homes;
 mod pool_late;
 mod pool_life;
+mod pool_locate;
 mod pool_losses;
 mod pool_marks;
 mod pool_model;

@@ -1,4 +1,4 @@
-"""Requests to the agent, through the `surgetank` binary: hints, waiting, prefetching, evicting, staging.
+"""Requests to the agent: hints by its socket; waiting, prefetching, evicting and staging through the `surgetank` binary.
 
 Every command is a vector of words; none goes through a shell. Long lists are split so that no command line is too
 long.
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import jsontext
+from .. import client
 from .problem import Problem
 
 # Linux accepts 128 KiB per word and 2 MiB in all, the environment included.
@@ -62,12 +62,11 @@ class Agent:
 
     def hint(self, hints: list[dict[str, Any]]) -> str | None:
         """Sends hints for each `path` (keys as in docs/hints.md); returns the agent's refusals, or None."""
-        if not hints:
-            return None
-        lines = "".join(jsontext.hint_line(hint) for hint in hints)
-        words = [self.program, "hint", *self._state(), "-"]
-        asked = subprocess.run(words, input=lines.encode(), capture_output=True, check=False)
-        return None if asked.returncode == 0 else asked.stderr.decode(errors="replace").strip()
+        try:
+            client.hint_each(hints, self.state)
+        except (client.AgentError, OSError) as why:
+            return str(why)
+        return None
 
     def wait(self, paths: Iterable[str]) -> str:
         """Waits until these are durable; returns the message about those that are not."""

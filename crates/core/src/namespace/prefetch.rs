@@ -12,7 +12,7 @@ use crate::files::fetch_open::Fetches;
 use crate::files::prefetch::{BroughtIn, COPIES_MAX, Outcome, ourselves};
 use crate::metadata::Metadata;
 use crate::namespace::listing::Listings;
-use crate::namespace::questions::Questions;
+use crate::namespace::locate::Locations;
 use crate::namespace::resolve::Resolver;
 
 /// Files that users or rules want on a tier ahead of use.
@@ -21,7 +21,7 @@ pub struct Prefetch {
     fetches: Arc<Fetches>,
     listings: Arc<Listings>,
     metadata: Arc<Metadata>,
-    questions: Arc<Questions>,
+    locations: Arc<Locations>,
     resolver: Arc<Resolver>,
 }
 
@@ -30,7 +30,7 @@ impl Prefetch {
         base: &Base,
         files: &Files,
         listings: &Arc<Listings>,
-        questions: &Arc<Questions>,
+        locations: &Arc<Locations>,
         resolver: &Arc<Resolver>,
     ) -> Self {
         Self {
@@ -38,7 +38,7 @@ impl Prefetch {
             fetches: files.fetches.clone(),
             listings: listings.clone(),
             metadata: files.metadata.clone(),
-            questions: questions.clone(),
+            locations: locations.clone(),
             resolver: resolver.clone(),
         }
     }
@@ -92,7 +92,7 @@ impl Prefetch {
         done: &mut BroughtIn,
         stop: &(dyn Fn() -> bool + Sync),
     ) -> FsResult<()> {
-        let id = match self.questions.find(path) {
+        let id = match self.locations.find(path) {
             Err(fault) if matches!(fault.errno, Errno::NOENT | Errno::NOTDIR) => return Ok(()),
             other => other?,
         };
@@ -149,7 +149,7 @@ impl Prefetch {
         let failed = |why: &dyn std::fmt::Display| Error::new(format!("{shown}: cannot be looked up")).why(why);
         let caller = ourselves();
         let mut files = Vec::new();
-        let mut todo = vec![self.questions.find(path).map_err(|why| failed(&why))?];
+        let mut todo = vec![self.locations.find(path).map_err(|why| failed(&why))?];
         while let Some(id) = todo.pop() {
             let kind = self.metadata.read_tree().get(id).map(|inode| inode.attr.kind);
             match kind {

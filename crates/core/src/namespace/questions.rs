@@ -23,9 +23,9 @@ use crate::files::Files;
 use crate::files::copies::Copies;
 use crate::files::evict::Eviction;
 use crate::files::open_files::OpenFiles;
-use crate::metadata::{Metadata, may_have_copies};
+use crate::metadata::Metadata;
 use crate::namespace::hints::FileHints;
-use crate::namespace::resolve::Resolver;
+use crate::namespace::locate::Locations;
 use crate::report::Scope;
 
 /// The place of a file and the reason for it (`surgetank why`, the `user.surgetank.*` attributes).
@@ -39,8 +39,10 @@ pub struct Where {
     pub size_bytes: u64,
     /// State of the newest version.
     pub state: State,
-    /// `ram:/dev/shm/…/file`, `store:file:///…/file`; spaces separate several ones.
-    pub location: String,
+    /// `ram:/dev/shm/…/file`, `store:file:///…/file`, `member 2 of the pool`.
+    pub places: Vec<String>,
+    /// The other member of the pool that has its content.
+    pub home: Option<u32>,
     /// Name of the tier, or `store`.
     pub tier: String,
     /// The mode that applies: whether and how the file reaches the store.
@@ -160,14 +162,14 @@ pub struct Questions {
     hints: Arc<FileHints>,
     metadata: Arc<Metadata>,
     open_files: Arc<OpenFiles>,
-    resolver: Arc<Resolver>,
+    locations: Arc<Locations>,
     runs: Arc<Runs>,
     /// Since when a command waits for all of its run, or of everything, to be drained.
     waited_for: Mutex<HashMap<Option<RunId>, Instant>>,
 }
 
 impl Questions {
-    pub(crate) fn new(base: &Base, files: &Files, hints: &Arc<FileHints>, resolver: &Arc<Resolver>) -> Self {
+    pub(crate) fn new(base: &Base, files: &Files, hints: &Arc<FileHints>, locations: &Arc<Locations>) -> Self {
         Self {
             config: base.config.clone(),
             queries: base.queries.clone(),
@@ -182,7 +184,7 @@ impl Questions {
             hints: hints.clone(),
             metadata: files.metadata.clone(),
             open_files: files.open_files.clone(),
-            resolver: resolver.clone(),
+            locations: locations.clone(),
             waited_for: Mutex::default(),
         }
     }
@@ -209,20 +211,15 @@ impl Questions {
             });
         }
         let mut places = Vec::new();
-        let mut replica = None;
+        let replica = self.locations.copy_of(inode, &path);
         let mut tier = String::from("store");
         if let Some(PlainId { device, .. }) = inode.replica {
-            let device = self.tiers.device(device);
-            tier = device.tier_name().to_owned();
-            let mut file = device.files_path().as_os_str().as_encoded_bytes().to_vec();
-            file.push(b'/');
-            file.extend_from_slice(&path);
-            if let Some(home) = inode.home() {
-                places.push(format!("member {} of the pool", home.0));
-            } else {
-                replica = Some((tier.clone(), file));
-                places.push(format!("{tier}:{}/{}", device.files_path().display(), String::from_utf8_lossy(&path)));
-            }
+            tier = self.tiers.device(device).tier_name().to_owned();
+        }
+        if let Some((tier, file)) = &replica {
+            places.push(format!("{tier}:{}", String::from_utf8_lossy(file)));
+        } else if let Some(home) = inode.home() {
+            places.push(format!("member {} of the pool", home.0));
         }
         if let Some((dir, name)) = inode.spill() {
             let at = tree.applied_path(*dir)?.join(name);
@@ -234,15 +231,12 @@ impl Questions {
             places.push(format!("store:{}/{applied}", self.store.describe()));
         }
         let pending = inode.publish.and_then(|seq| tree.ops.get(&seq)).map(|op| Pending::of(op));
-        let is_lost = inode.home().is_some()
-            && !may_have_copies(&self.metadata, id)
-            && self.copies.is_of_this_pool(id)
-            && self.copies.absence(&tree, id).is_some();
         Some(Where {
             kind: inode.attr.kind,
             size_bytes: self.open_files.attr_of(id, inode).size_bytes,
-            state: if is_lost { State::Lost } else { tree.state_of(id)? },
-            location: places.join(" "),
+            state: self.locations.state_of(&tree, id)?,
+            places,
+            home: inode.home().map(|home| u32::from(home.0)),
             tier,
             mode,
             rule,
@@ -257,24 +251,6 @@ impl Questions {
             store_path: tree.applied_path(id).map(|path| path.0).unwrap_or_default(),
             path,
         })
-    }
-
-    /// The file at a logical path, as the agent itself sees it.
-    pub fn find(&self, path: &[u8]) -> surgetank_types::error::FsResult<FileId> {
-        let caller = surgetank_types::model::Caller {
-            uid: rustix::process::geteuid().as_raw(),
-            gid: rustix::process::getegid().as_raw(),
-            pid: 0,
-            umask: 0,
-        };
-        let mut at = FileId::ROOT;
-        for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".") {
-            if name == b".." {
-                return Err(rustix::io::Errno::INVAL.into());
-            }
-            at = self.resolver.resolve(&caller, at, name)?;
-        }
-        Ok(at)
     }
 
     /// The amount of queued work, for callers that poll while the drain carries it out: so no text is made under the

@@ -18,9 +18,9 @@ use crate::base::runs::Runs;
 use crate::base::users::{Permissions, own_cred};
 use crate::files::open::Opener;
 use crate::files::{Files, STORE_TO_BE_ASKED};
-use crate::metadata::Metadata;
+use crate::metadata::{Metadata, this_member};
 use crate::namespace::hints::FileHints;
-use crate::namespace::questions::Questions;
+use crate::namespace::questions::{Questions, Where};
 
 /// The attributes that show where a file is.
 const VIRTUAL: [&[u8]; 4] =
@@ -93,7 +93,7 @@ impl ExtendedAttributes {
         let what = name.strip_prefix(b"user.surgetank.").filter(|_| VIRTUAL.contains(&name))?;
         let answer = self.questions.where_is(id)?;
         match what {
-            b"location" => Some(answer.location.into_bytes()),
+            b"location" => Some(self.location(&answer)),
             b"state" => Some(answer.state.to_string().into_bytes()),
             b"tier" => Some(answer.tier.into_bytes()),
             // If only the store has it, no node does.
@@ -101,6 +101,18 @@ impl ExtendedAttributes {
             b"node" => Some(rustix::system::uname().nodename().to_bytes().to_vec()),
             _ => None,
         }
+    }
+
+    /// A line for each place: `TIER:PATH` or `store:URL`. In a pool `MEMBER:TIER:PATH`, without tier and path if another member
+    /// has the content: that one knows them.
+    fn location(&self, answer: &Where) -> Vec<u8> {
+        let me = this_member(&self.metadata);
+        let lines = answer.places.iter().enumerate().map(|(at, place)| match (answer.home, me) {
+            (Some(home), _) if at == 0 => format!("{home}::"),
+            (None, Some(me)) if at == 0 && answer.replica.is_some() => format!("{me}:{place}"),
+            _ => place.clone(),
+        });
+        lines.collect::<Vec<_>>().join("\n").into_bytes()
     }
 
     /// `None`: the store may have attributes.

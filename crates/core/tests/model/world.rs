@@ -356,7 +356,7 @@ impl World {
     }
 
     fn hint(&mut self, path: &str, hints: &[(&str, &str)], attribute: bool) -> Result<(), String> {
-        let known = self.namespace().questions.find(path.as_bytes()).ok().filter(|_| attribute);
+        let known = self.namespace().locations.find(path.as_bytes()).ok().filter(|_| attribute);
         let is_link = self.reference.find(path).is_ok_and(|node| self.reference.nodes[&node].kind == Kind::Symlink);
         if let (Some(id), false) = (known, is_link) {
             for (name, value) in hints {

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use surgetank_core::handoff::Handoff;
 use surgetank_core::report::{
-    Audit, Figures, HintOf, Listing, Lost, PoolMembers, Prefetch, Progress, RefusedHint, Scope, Status, Summary,
-    Trouble, Verdict, Visibility, Why,
+    Audit, CopyOn, Figures, HintOf, Listing, Located, Lost, PathText, PoolMembers, Prefetch, Progress, RefusedHint,
+    Same, Scope, Status, Summary, Trouble, Verdict, Visibility, Why,
 };
 use surgetank_policy::config::Config;
 use surgetank_types::error::Result;
@@ -33,6 +33,10 @@ pub trait Engine: Send + Sync {
     }
     /// Where a file is, its state and the rule for it. An error: the path cannot be resolved.
     fn why(&self, path: &[u8]) -> Result<Why>;
+    /// Where the contents of these files are, as far as this agent decides: in the order of the paths. An error: in words.
+    fn locate(&self, paths: &[PathText]) -> Vec<std::result::Result<Located, String>>;
+    /// For another member of a pool: the copies here of its files by their numbers, and then of those of the store.
+    fn copies(&self, numbers: &[u64], files: &[Same]) -> Vec<Option<CopyOn>>;
     /// The state of the scope's drain now.
     fn progress(&self, scope: &Scope) -> Progress;
     /// Blocks until the scope is settled or `at_most` has passed: callers notice the end of a drain without polling.

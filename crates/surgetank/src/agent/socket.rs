@@ -230,6 +230,8 @@ impl<'a> Client<'a> {
             }
             Request::Unmount { timeout_ms } => return self.unmount(timeout_ms),
             Request::Why { .. }
+            | Request::Locate { .. }
+            | Request::Copies { .. }
             | Request::Evict { .. }
             | Request::Pin { .. }
             | Request::Hint { .. }

@@ -9,8 +9,8 @@ use std::io::{self, BufRead, Read, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use surgetank_core::report::{
-    AgentStatus, Audit, HintOf, Holder, Listing, Lost, PathText, Prefetch, Progress, RefusedHint, Scope, Summary,
-    Trouble, Verdict, Visibility, Why,
+    AgentStatus, Audit, CopyOn, HintOf, Holder, Listing, Located, Lost, PathText, Prefetch, Progress, RefusedHint,
+    Same, Scope, Summary, Trouble, Verdict, Visibility, Why,
 };
 use surgetank_types::error::Error;
 use surgetank_types::model::RunId;
@@ -60,6 +60,18 @@ pub enum Request {
     Why {
         /// A path below the served directory.
         path: PathText,
+    },
+    /// Where the contents of files are, over all members of a pool: [`Answer::Located`].
+    Locate {
+        /// Paths below the served directory.
+        paths: Vec<PathText>,
+    },
+    /// Between members of a pool: which copies the receiver has: [`Answer::Copies`].
+    Copies {
+        /// Of the asking member's files, and of others', by number.
+        numbers: Vec<u64>,
+        /// Of files in directories that no member has claimed.
+        files: Vec<Same>,
     },
     /// Final drain of the scope: progress lines, then one verdict.
     Wait {
@@ -155,6 +167,16 @@ pub enum Answer {
     Waiting(Vec<Trouble>),
     /// The answer to [`Request::Why`].
     Why(Box<Why>),
+    /// The answer to [`Request::Locate`].
+    Located {
+        /// In the order of the paths; or why a file cannot be found.
+        files: Vec<std::result::Result<Located, String>>,
+    },
+    /// The answer to [`Request::Copies`].
+    Copies {
+        /// In the order of the numbers, and then of the files.
+        copies: Vec<Option<CopyOn>>,
+    },
     /// The answer to [`Request::Scrub`].
     Audit(Box<Audit>),
     /// The answer to [`Request::ForgetLosses`]: the losses that are not reported any more.

@@ -23,6 +23,7 @@ mod homes;
 mod kept;
 mod lasting;
 mod lengths;
+pub mod locating;
 mod lost;
 mod moves;
 mod names;

@@ -8,13 +8,12 @@ use std::time::{Duration, Instant};
 use surgetank_core::drain::Drain;
 use surgetank_core::namespace::{Namespace, Newest, Queued, Undurable};
 use surgetank_core::report::{
-    Audit, Conflict, DeadlineStatus, DeviceStatus, DrainFigures, DrainStatus, DrainSummary, Figures, FileState, Health,
-    HintOf, LISTED_MAX, Listing, Lost, MountSummary, NotDurable, Oldest, PathText, PoolMembers, Prefetch, Progress,
-    Queue, RefusedHint, ReplicaStatus, Scope, Status, Summary, TierFigures, TierStatus, TierSummary, Trouble,
-    Undelivered, Verdict, Why,
+    Audit, Conflict, CopyOn, DeadlineStatus, DeviceStatus, DrainFigures, DrainStatus, DrainSummary, Figures, Health,
+    HintOf, LISTED_MAX, Listing, Located, Lost, MountSummary, NotDurable, Oldest, PathText, PoolMembers, Prefetch,
+    Progress, Queue, RefusedHint, ReplicaStatus, Same, Scope, Status, Summary, TierFigures, TierStatus, TierSummary,
+    Trouble, Undelivered, Verdict, Why,
 };
 use surgetank_policy::config::Survives;
-use surgetank_state::State;
 use surgetank_store::StorePath;
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::{Mode, RunId};
@@ -32,6 +31,7 @@ use crate::pool::status::PoolStatus;
 use crate::seccomp::Refusals;
 
 mod final_drain;
+mod locating;
 mod members;
 mod tending;
 mod trouble;
@@ -205,12 +205,9 @@ impl Engine for Served {
 
     fn why(&self, path: &[u8]) -> Result<Why> {
         self.namespace.files.descriptors.catch_up();
-        let id = self.namespace.questions.find(path).map_err(|fault| Self::fault(path, &fault))?;
-        let answer = self
-            .namespace
-            .questions
-            .where_is(id)
-            .ok_or_else(|| Error::new(format!("{}: has no name any more", String::from_utf8_lossy(path))))?;
+        let id = self.namespace.locations.find(path).map_err(|fault| Self::fault(path, &fault))?;
+        let unnamed = || Error::new(format!("{}: has no name any more", String::from_utf8_lossy(path)));
+        let answer = self.namespace.questions.where_is(id).ok_or_else(unnamed)?;
         let mut replicas = Vec::new();
         if let Some((tier, file)) = answer.replica {
             replicas.push(ReplicaStatus { tier, file: PathText(file) });
@@ -223,16 +220,9 @@ impl Engine for Served {
         });
         Ok(Why {
             path: PathText(answer.path),
-            state: match answer.state {
-                State::Open => FileState::Open,
-                State::Sealed | State::Kept => FileState::Sealed,
-                State::Draining => FileState::Draining,
-                State::Durable => FileState::Durable,
-                State::Evicted => FileState::Evicted,
-                State::Lost => FileState::Lost,
-            },
+            state: locating::shown(answer.state),
             size_bytes: answer.size_bytes,
-            place: answer.location,
+            place: answer.places.join(" "),
             mode: answer.mode,
             rule: answer.rule,
             hints: answer.hints,
@@ -242,6 +232,14 @@ impl Engine for Served {
             pinned: answer.pinned,
             trouble,
         })
+    }
+
+    fn locate(&self, paths: &[PathText]) -> Vec<std::result::Result<Located, String>> {
+        locating::here(self, paths)
+    }
+
+    fn copies(&self, numbers: &[u64], files: &[Same]) -> Vec<Option<CopyOn>> {
+        locating::copies_here(self, numbers, files)
     }
 
     fn progress(&self, scope: &Scope) -> Progress {

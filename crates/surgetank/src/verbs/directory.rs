@@ -1,14 +1,16 @@
 //! The directory that a verb is about: the agent that serves it, a dead mount over it, or a store that its place refuses.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use surgetank_core::report::PathText;
 use surgetank_policy::config::Config;
-use surgetank_types::error::Error;
+use surgetank_types::error::{Error, Result};
 
 use super::outcome::{Failure, Outcome};
 use super::program::{Program, state_root};
 use super::settings::Settings;
-use crate::agent::client::{self, Connection};
+use crate::agent::client::{self, Connection, absolute};
 use crate::agent::commands::{self, Commands};
 
 /// The agent that serves `path`, or an error that says plainly that none does.
@@ -65,4 +67,38 @@ pub(super) fn clear_dead_mount(program: &Program<'_>, settings: &Settings) -> Ou
         })?;
     }
     Ok(())
+}
+
+/// Paths as the agent knows them. Directories are looked up once: thousands of paths are in few of them.
+pub(super) struct Below<'a> {
+    over: &'a Path,
+    parents: HashMap<PathBuf, PathBuf>,
+}
+
+impl<'a> Below<'a> {
+    /// `over`: the served directory.
+    pub(super) fn new(over: &'a Path) -> Self {
+        Self { over, parents: HashMap::new() }
+    }
+
+    /// The path below that directory.
+    pub(super) fn relative(&mut self, path: &Path) -> Result<PathText> {
+        let whole = match path.parent().zip(path.file_name()) {
+            None => absolute(path)?,
+            Some((parent, name)) => match self.parents.get(parent) {
+                Some(real) => real.join(name),
+                None => {
+                    let whole = absolute(path)?;
+                    if let Some(real) = whole.parent() {
+                        self.parents.insert(parent.to_path_buf(), real.to_path_buf());
+                    }
+                    whole
+                }
+            },
+        };
+        whole.strip_prefix(self.over).map(Into::into).map_err(|_| {
+            Error::new(format!("{} is not below {}", path.display(), self.over.display()))
+                .why("the agent serves that directory only")
+        })
+    }
 }

@@ -1,11 +1,11 @@
 //! `surgetank hint NAME=VALUE… PATH…`: sends a workflow's hints about files to the agent, for one file or for thousands
 //! in one process. A file need not exist yet.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::Serialize;
 use serde_json::Value;
@@ -13,12 +13,11 @@ use surgetank_core::report::{HintOf, PathText, RefusedHint};
 use surgetank_policy::hint::Hints;
 use surgetank_types::error::{Error, Result};
 
-use super::directory::agent_of;
+use super::directory::{Below, agent_of};
 use super::outcome::{Failure, Outcome};
 use super::program::Program;
 use super::settings::Settings;
 use super::{exit, words};
-use crate::agent::client::absolute;
 use crate::agent::wire::{Answer, REQUEST_BYTES_MAX, Request};
 
 /// The part of a request that is not hints.
@@ -71,8 +70,10 @@ pub fn hint(program: &Program<'_>, args: &Args) -> Outcome {
     };
     let mut agent = agent_of(program, &Settings::of_state(args.state.as_ref()), &first.path)?;
     let over = agent.hello.over.to_path_buf();
-    let mut below = Below { over: &over, parents: HashMap::new() };
-    let hints = given.into_iter().map(|one| Ok(HintOf { path: below.relative(&one.path)?, hints: one.hints }));
+    let mut below = Below::new(&over);
+    let hints = given.into_iter().map(|one| {
+        Ok(HintOf { path: below.relative(&one.path).map_err(|error| error.data("no hint was set"))?, hints: one.hints })
+    });
     let batches = batches(hints.collect::<Result<Vec<HintOf>>>()?)?;
     let mut summary = Summary { paths: 0, requests: 0, refused_paths: 0, refused: Vec::new() };
     for hints in batches {
@@ -175,35 +176,6 @@ fn of_line(line: &[u8]) -> std::result::Result<PathHints, String> {
         return Err("it says nothing of its path".to_owned());
     }
     Ok(PathHints { path: OsString::from_vec(path).into(), hints })
-}
-
-/// Paths as the agent knows them. Directories are looked up once: thousands of paths are in few of them.
-struct Below<'a> {
-    over: &'a Path,
-    parents: HashMap<PathBuf, PathBuf>,
-}
-
-impl Below<'_> {
-    fn relative(&mut self, path: &Path) -> Result<PathText> {
-        let whole = match path.parent().zip(path.file_name()) {
-            None => absolute(path)?,
-            Some((parent, name)) => match self.parents.get(parent) {
-                Some(real) => real.join(name),
-                None => {
-                    let whole = absolute(path)?;
-                    if let Some(real) = whole.parent() {
-                        self.parents.insert(parent.to_path_buf(), real.to_path_buf());
-                    }
-                    whole
-                }
-            },
-        };
-        whole.strip_prefix(self.over).map(Into::into).map_err(|_| {
-            Error::new(format!("{} is not below {}", path.display(), self.over.display()))
-                .why("the agent serves that directory only")
-                .data("no hint was set")
-        })
-    }
 }
 
 /// As few requests as their size limit allows.

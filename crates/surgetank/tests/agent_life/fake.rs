@@ -112,6 +112,14 @@ impl Engine for FakeEngine {
         Status { queue: Queue { files, ..Queue::default() }, ..Status::default() }
     }
 
+    fn locate(&self, paths: &[PathText]) -> Vec<std::result::Result<Located, String>> {
+        paths.iter().map(|path| Err(format!("{path} is not asked about"))).collect()
+    }
+
+    fn copies(&self, _numbers: &[u64], _files: &[Same]) -> Vec<Option<CopyOn>> {
+        Vec::new()
+    }
+
     fn why(&self, path: &[u8]) -> Result<Why> {
         if !self.named("", &Scope::everything()).iter().any(|name| name.0 == path) {
             return Err(Error::new(format!("{} does not exist", String::from_utf8_lossy(path))));

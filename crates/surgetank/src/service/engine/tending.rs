@@ -1,27 +1,34 @@
 //! Requests about files of other members: they are asked, and their answers are put together.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use surgetank_core::report::{PathText, Prefetch};
 use surgetank_types::error::Error;
 
-use super::Served;
+use super::{Served, locating};
 use crate::agent::tending::answered;
 use crate::agent::wire::{Answer, Request};
 use crate::pool::router::owners::{ask_agent, owner_of, owners_below};
+
+/// So long the answer of a member to a question is awaited.
+const QUESTION: Duration = Duration::from_secs(10);
 
 /// The answer to a request, if other members have a part in it.
 pub(super) fn with_others(served: &Served, request: &Request) -> Option<Answer> {
     let pool = served.pool.as_deref()?;
     let ask = |member: u32, request: &Request| {
         let answered = serde_json::to_vec(request).map_err(|error| Error::new("JSON").why(error));
-        let answered = answered.and_then(|request| ask_agent(pool, member, request));
+        let is_question = matches!(request, Request::Why { .. } | Request::Locate { .. } | Request::Copies { .. });
+        let question = is_question.then_some(QUESTION);
+        let answered = answered.and_then(|request| ask_agent(pool, member, request, question));
         let answer = answered.and_then(|answer| {
             serde_json::from_slice(&answer).map_err(|why| Error::new("another member's answer is damaged").why(why))
         });
         answer.unwrap_or_else(|error| Answer::Error(error.into()))
     };
     match request {
+        Request::Locate { paths } => locating::everywhere(served, paths, &ask).map(|files| Answer::Located { files }),
         Request::Why { path } => owner_of(pool, &path.0).map(|member| ask(member, request)),
         Request::Evict { path } | Request::Pin { path, .. } => {
             let others = owners_below(pool, &path.0);
