@@ -34,20 +34,26 @@ class AgentError(RuntimeError):
         )
 
 
-def locate(paths: Iterable[AnyPath], state: AnyPath | None = None) -> list[dict[str, Any]]:
+def locate(
+    paths: Iterable[AnyPath], state: AnyPath | None = None, patience_s: float = PATIENCE_S
+) -> list[dict[str, Any]]:
     """Where these files are, in the order of the paths.
 
     Each answer has `path` (as given), `size_bytes`, `version`, `state`, `home` (a member of the pool, or None), `durable`, and
     `copies`: a list of `member`, `node` (as `uname -n`), `tier` and `path`. A file that cannot be found has `path` and `error`.
-    `state`: the state directory, as `--state`.
+    `state`: the state directory, as `--state`. `patience_s`: so long each answer of the agent is awaited.
     """
     given = [os.fspath(path) for path in paths]
     answers: list[dict[str, Any]] = [{} for _ in given]
-    for agent, places in _by_agent(given, state):
+    for agent, places in _by_agent(given, state, patience_s):
         for some in _batches(given, places):
             names = [agent.relative(given[place]) for place in some]
-            found = _asked(agent, {"locate": {"paths": [_text(name) for name in names]}}, "located")["files"]
+            found = _asked(agent, {"locate": {"paths": [_text(name) for name in names]}}, "located", patience_s)[
+                "files"
+            ]
             for place, one in zip(some, found, strict=True):
+                for copy in one["Ok"]["copies"] if "Ok" in one else ():
+                    copy["path"] = _plain(copy["path"])
                 answers[place] = {"path": given[place], **(one["Ok"] if "Ok" in one else {"error": one["Err"]})}
     return answers
 
@@ -90,11 +96,11 @@ def hint_each(hints: Iterable[dict[str, Any]], state: AnyPath | None = None) -> 
 class _Agent:
     """A connection."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, patience_s: float) -> None:
         self.place, self.pid, self.lock = place, os.getpid(), threading.Lock()
         self.parents: dict[str, str] = {}
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(PATIENCE_S)
+        self.socket.settimeout(patience_s)
         # (By a descriptor: the path of a socket has at most 107 bytes.)
         directory = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -108,12 +114,13 @@ class _Agent:
         finally:
             os.close(directory)
         self.received = bytearray()
-        hello = self.ask({"hello": {"protocol": PROTOCOL}}, "hello")
+        hello = self.ask({"hello": {"protocol": PROTOCOL}}, "hello", patience_s)
         self.over = _plain(hello["over"])
 
-    def ask(self, request: dict[str, Any] | str, answer: str) -> Any:
+    def ask(self, request: dict[str, Any] | str, answer: str, patience_s: float = PATIENCE_S) -> Any:
         """The answer of this name. OSError: the connection has ended."""
         with self.lock:
+            self.socket.settimeout(patience_s)
             self.socket.sendall(json.dumps(request).encode() + b"\n")
             line = self._line()
         words = json.loads(line)
@@ -135,10 +142,9 @@ class _Agent:
             try:
                 more = self.socket.recv(1 << 20)
             except TimeoutError:
+                waited = f"no answer for {self.socket.gettimeout()} s"
                 self.socket.close()
-                raise AgentError(
-                    f"the agent at {self.place} does not answer", f"no answer for {PATIENCE_S:.0f} s"
-                ) from None
+                raise AgentError(f"the agent at {self.place} does not answer", waited) from None
             if not more:
                 raise ConnectionError("the agent closed the connection")
             self.received += more
@@ -166,41 +172,50 @@ _known: dict[Path, _Agent] = {}
 _knowing = threading.Lock()
 
 
-def _asked(agent: _Agent, request: dict[str, Any], answer: str) -> Any:
+def _asked(agent: _Agent, request: dict[str, Any], answer: str, patience_s: float = PATIENCE_S) -> Any:
     """Asks; if the agent was replaced meanwhile, then the next one."""
     try:
-        return agent.ask(request, answer)
+        return agent.ask(request, answer, patience_s)
     except OSError as why:
         with _knowing:
-            following = _living(agent.place)
+            following = _living(agent.place, patience_s)
         if following is None:
             raise AgentError(f"the agent of {agent.over} does not answer", str(why)) from None
     try:
-        return following.ask(request, answer)
+        return following.ask(request, answer, patience_s)
     except OSError as why:
         raise AgentError(f"the agent of {agent.over} does not answer", str(why)) from None
 
 
-def _by_agent(paths: Sequence[str], state: AnyPath | None) -> list[tuple[_Agent, list[int]]]:
+def _by_agent(
+    paths: Sequence[str], state: AnyPath | None, patience_s: float = PATIENCE_S
+) -> list[tuple[_Agent, list[int]]]:
     """Each agent, with the places of its paths."""
+    living, silent = [], None
     with _knowing:
-        living = [agent for place in _places(state) if (agent := _living(place))]
+        for place in _places(state):
+            try:
+                living += [agent] if (agent := _living(place, patience_s)) else []
+            except AgentError as why:
+                silent = why
     serving: dict[str, _Agent] = {}
     places: dict[Path, list[int]] = {}
-    for place, path in enumerate(paths):
+    for nth, path in enumerate(paths):
         directory = os.path.dirname(path) or "."
         if directory not in serving:
-            serving[directory] = _serving(living, directory)
-        places.setdefault(serving[directory].place, []).append(place)
+            serving[directory] = _serving(living, silent, directory)
+        places.setdefault(serving[directory].place, []).append(nth)
     by_place = {agent.place: agent for agent in serving.values()}
     return [(by_place[place], some) for place, some in places.items()]
 
 
-def _serving(living: list[_Agent], directory: str) -> _Agent:
+def _serving(living: list[_Agent], silent: AgentError | None, directory: str) -> _Agent:
     """The innermost agent."""
     whole = (os.path.abspath(directory), os.path.realpath(directory))
     found = [agent for agent in living if any(agent.serves(path) for path in whole)]
     if not found:
+        if silent:
+            raise silent
         raise AgentError(
             f"no agent of yours serves {directory}",
             remedy="start one with `surgetank run` or `surgetank mount`, or give its state directory as `state`",
@@ -217,19 +232,19 @@ def _places(state: AnyPath | None) -> list[Path]:
     return around
 
 
-def _living(place: Path) -> _Agent | None:
+def _living(place: Path, patience_s: float) -> _Agent | None:
     """The agent there, by a connection of this process that works: the last one may have been replaced since."""
     known = _known.pop(place, None)
     if known and known.pid == os.getpid():
         try:
-            known.ask("waiting", "waiting")
+            known.ask("waiting", "waiting", patience_s)
         except OSError:
             known.socket.close()
         else:
             _known[place] = known
             return known
     with contextlib.suppress(OSError):
-        _known[place] = _Agent(place)
+        _known[place] = _Agent(place, patience_s)
     return _known.get(place)
 
 

@@ -26,7 +26,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub use audit::{Audit, Finding, Proven, TierCopy, Undrained, What};
 pub use figures::{DrainFigures, Figures, PoolFigures, TierFigures};
 pub use locate::{CopyOn, Located, Same};
-pub use pool::{LostMember, Pair, PoolMember, PoolMembers, PoolTraffic, Traffic};
+pub use pool::{LostMember, Pair, PoolMember, PoolMembers, PoolTraffic, Room, Traffic};
 pub use status::{
     AgentStatus, DeadlineStatus, DeviceStatus, DrainStatus, Health, Oldest, Phase, Queue, RunStatus, Status,
     TierStatus, Trouble, Visibility,

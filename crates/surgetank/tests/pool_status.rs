@@ -1,6 +1,7 @@
 //! What a member's status, reports and metrics say about the whole pool.
 
 use std::fs;
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
@@ -69,7 +70,20 @@ fn status_shows_what_each_member_has_to_drain() {
     let text = printed(&pool, 1, "status", &[]);
     let row = |number: &str| text.lines().find(|line| line.trim_start().starts_with(number)).unwrap().to_owned();
     assert!(row("1 ").contains("3.00 MiB") && row("1 ").ends_with("has the registry"), "{text}");
-    assert!(row("2 ").ends_with("(this one)"), "{text}");
+    assert!(row("2 ").ends_with("(this one)  safe to power off"), "{text}");
+    let safe = |number: usize| status(&pool, 0)["pool"]["members"][number]["safe_to_power_off"].clone();
+    assert_eq!((safe(0), safe(1)), (json!(false), json!(true)), "the first one has the registry and the file");
+    let shown = status(&pool, 0)["pool"]["members"][1].clone();
+    assert_eq!(shown["node"].as_str(), rustix::system::uname().nodename().to_str().ok(), "{shown}");
+    let room = &shown["tiers"][0];
+    assert_eq!((&room["tier"], &room["cap_bytes"]), (&json!("fast"), &json!(64 * MIB)), "{shown}");
+    assert!(room["free_bytes"].as_u64() > Some(32 * MIB), "{shown}");
+    // Content of a file whose name is at the first one.
+    let mut file = fs::File::create(pool.member(1).join("d/made")).unwrap();
+    file.write_all(b"made").unwrap();
+    assert_eq!(safe(1), json!(false), "while it is open");
+    drop(file);
+    assert_eq!(safe(1), json!(false), "while only this member has it");
     assert!(text.contains("\n  pool: member 2 of 2;"), "{text}");
     let traffic = pool.status(0)["traffic"].clone();
     assert!(pair(&traffic, 2, 1).0 >= 3 * MIB, "{traffic}");

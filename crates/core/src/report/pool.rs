@@ -35,12 +35,35 @@ pub struct PoolMember {
     pub single_copy_bytes: Option<u64>,
     /// How many files that are.
     pub single_copy_files: Option<u64>,
+    /// The name of its node, as `uname -n`.
+    #[serde(default)]
+    pub node: Option<String>,
+    /// Its tiers.
+    #[serde(default)]
+    pub tiers: Option<Vec<Room>>,
+    /// The pool loses nothing if its node goes: it has no sole copy, no waiting operation and no registry. Files that a rule
+    /// keeps do not count. `None`: another member that may have files there did not answer.
+    #[serde(default)]
+    pub safe_to_power_off: Option<bool>,
     /// Calls of this node's agent to it.
     pub calls: u64,
     /// Bytes that this node received from it.
     pub received_bytes: u64,
     /// Bytes that this node sent to it.
     pub sent_bytes: u64,
+}
+
+/// The room of a tier.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Room {
+    /// Its name.
+    pub tier: String,
+    /// What may be used there.
+    pub cap_bytes: u64,
+    /// What is free of it.
+    pub free_bytes: u64,
+    /// How fast its devices were written so far, or are expected to be until then.
+    pub write_bytes_per_second: u64,
 }
 
 /// A member that was lost.

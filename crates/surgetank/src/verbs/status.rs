@@ -190,16 +190,19 @@ fn write_pool(out: &mut String, pool: &PoolMembers) -> fmt::Result {
     writeln!(out, "  pool: member {} of {count}; received, sent and calls are this node's", pool.member)?;
     writeln!(
         out,
-        "  {:>6}  {:<32} {:>11} {:>10} {:>11} {:>11} {:>10}",
-        "member", "address", "undrained", "operations", "received", "sent", "calls"
+        "  {:>6}  {:<32} {:>11} {:>10} {:>11} {:>11} {:>10} {:>11}",
+        "member", "address", "undrained", "operations", "received", "sent", "calls", "free"
     )?;
     for one in &pool.members {
         let own = if one.member == pool.member { "  (this one)" } else { "" };
         let registry = if one.has_registry == Some(true) { "  has the registry" } else { "" };
+        let free = one.tiers.as_ref().map(|tiers| words::bytes(tiers.iter().map(|room| room.free_bytes).sum()));
+        let free = free.unwrap_or_else(|| "–".to_owned());
+        let safe = if one.safe_to_power_off == Some(true) { "  safe to power off" } else { "" };
         let undrained = one.undrained_bytes.map_or_else(|| "no answer".to_owned(), words::bytes);
         writeln!(
             out,
-            "  {:>6}  {:<32} {undrained:>11} {:>10} {:>11} {:>11} {:>10}{own}{registry}",
+            "  {:>6}  {:<32} {undrained:>11} {:>10} {:>11} {:>11} {:>10} {free:>11}{own}{registry}{safe}",
             one.member,
             one.address,
             one.undrained_operations.map_or_else(|| "–".to_owned(), words::count),

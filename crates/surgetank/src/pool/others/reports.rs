@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use surgetank_core::report::{Pair, PoolFigures, PoolMember, PoolMembers, PoolTraffic, Traffic};
+use surgetank_core::report::{Pair, PoolFigures, PoolMember, PoolMembers, PoolTraffic, Room, Traffic};
 use surgetank_types::clock::tick;
 
 use super::super::call::{Answer, Ask, Call};
@@ -32,8 +32,8 @@ pub struct Report {
     pub traffic: Vec<Traffic>,
 }
 
-/// What the store does not have yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// What the store does not have yet, and where there is room.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Undrained {
     /// Bytes of closed files.
     pub bytes: u64,
@@ -43,6 +43,12 @@ pub struct Undrained {
     pub single_copy_bytes: u64,
     /// How many files that are.
     pub single_copy_files: u64,
+    /// How many of them each member has.
+    pub alone_at: BTreeMap<u32, u64>,
+    /// The name of the node.
+    pub node: String,
+    /// The node's tiers.
+    pub tiers: Vec<Room>,
 }
 
 /// What this member says to another one. `None`: its pool's process does not answer.
@@ -120,12 +126,25 @@ fn joined(status: PoolStatus, reports: &BTreeMap<u32, Report>) -> PoolMembers {
             undrained_operations: report.map(|report| report.undrained.operations),
             single_copy_bytes: report.map(|report| report.undrained.single_copy_bytes),
             single_copy_files: report.map(|report| report.undrained.single_copy_files),
+            node: report.map(|report| report.undrained.node.clone()),
+            tiers: report.map(|report| report.undrained.tiers.clone()),
+            safe_to_power_off: is_safe_without(one.member, &numbers, reports),
             calls: one.calls,
             received_bytes: one.received_bytes,
             sent_bytes: one.sent_bytes,
         }
     });
     PoolMembers { member: status.member, members: members.collect(), lost: status.lost, traffic }
+}
+
+/// Does the pool lose nothing with this member? `None`: a member that may have files there did not answer.
+fn is_safe_without(member: u32, all: &[u32], reports: &BTreeMap<u32, Report>) -> Option<bool> {
+    let own = reports.get(&member)?;
+    let alone = |report: &Report| report.undrained.alone_at.get(&member).copied().unwrap_or(0);
+    if own.has_registry || own.undrained.operations > 0 || reports.values().any(|report| alone(report) > 0) {
+        return Some(false);
+    }
+    all.iter().all(|other| reports.contains_key(other)).then_some(true)
 }
 
 /// Both members count the bytes. An agent that was replaced, and a connection that has ended, count less than the other
@@ -147,6 +166,28 @@ fn pair(from: u32, to: u32, reports: &BTreeMap<u32, Report>) -> Pair {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A member has content of another one's file; the registry is at the first.
+    #[test]
+    fn member_is_safe_to_power_off_if_nothing_is_there_alone() {
+        let report = |has_registry, operations, alone_at: &[(u32, u64)]| Report {
+            has_registry,
+            undrained: Undrained { operations, alone_at: alone_at.iter().copied().collect(), ..Undrained::default() },
+            ..Report::default()
+        };
+        let mut reports = BTreeMap::from([
+            (1, report(true, 0, &[(2, 1)])),
+            (2, report(false, 0, &[])),
+            (3, report(false, 4, &[])),
+            (4, report(false, 0, &[])),
+        ]);
+        let safe = |reports: &BTreeMap<u32, Report>| {
+            [1, 2, 3, 4].map(|member| is_safe_without(member, &[1, 2, 3, 4], reports))
+        };
+        assert_eq!(safe(&reports), [Some(false), Some(false), Some(false), Some(true)]);
+        reports.remove(&1);
+        assert_eq!(safe(&reports), [None, None, Some(false), None], "the first one may name a file there");
+    }
 
     #[test]
     fn pair_has_the_larger_count_and_no_count_without_an_answer() {

@@ -537,8 +537,19 @@ pub fn come_home<F: Filesystem>(router: &Router<F>) -> Vec<FileId> {
     stay.into_iter().map(FileId).collect()
 }
 
-/// Closed files that are on one member only, and their bytes.
-pub fn single_copies<F: Filesystem>(router: &Router<F>) -> (u64, u64) {
+/// Files of this member whose content one member alone has.
+#[derive(Debug, Default)]
+pub struct SingleCopies {
+    /// How many.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// How many each member has.
+    pub at: BTreeMap<u32, u64>,
+}
+
+/// Files that the store does not have and that are on one member only.
+pub fn single_copies<F: Filesystem>(router: &Router<F>) -> SingleCopies {
     let lost = router.link.lost();
     let me = router.link.member();
     // (The table may still have one that has left.)
@@ -557,8 +568,13 @@ pub fn single_copies<F: Filesystem>(router: &Router<F>) -> (u64, u64) {
         holders.into_iter().all(|member| lost.contains_key(&member) || !is_member(member) || is_own(member))
     };
     let undrained = router.namespace.replicas.undrained();
-    let single = undrained.into_iter().filter(|(number, _)| is_alone(*number));
-    single.fold((0, 0), |(files, bytes), (_, more)| (files + 1, bytes + more))
+    let mut single = SingleCopies::default();
+    for (number, bytes) in undrained.into_iter().filter(|(number, _)| is_alone(*number)) {
+        single.files += 1;
+        single.bytes += bytes;
+        *single.at.entry(router.namespace.homes.home_of(FileId(number)).unwrap_or(me)).or_default() += 1;
+    }
+    single
 }
 
 /// This member leaves: no holder keeps anything of it. (The store has everything.)

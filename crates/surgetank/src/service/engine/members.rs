@@ -1,6 +1,6 @@
 //! The members of the agent's pool, in the shapes of the report.
 
-use surgetank_core::report::{PoolFigures, PoolMembers};
+use surgetank_core::report::{PoolFigures, PoolMembers, Room};
 
 use super::Served;
 use crate::pool::others::reports::{self, Report, Undrained};
@@ -23,7 +23,31 @@ pub(super) fn figures(served: &Served) -> Option<PoolFigures> {
 
 fn undrained(served: &Served) -> Undrained {
     let waiting = served.namespace.questions.waiting();
-    let (single_copy_files, single_copy_bytes) =
-        served.pool.as_ref().map(|pool| single_copies(pool)).unwrap_or_default();
-    Undrained { bytes: waiting.bytes, operations: waiting.operations, single_copy_bytes, single_copy_files }
+    let single = served.pool.as_ref().map(|pool| single_copies(pool)).unwrap_or_default();
+    Undrained {
+        bytes: waiting.bytes,
+        operations: waiting.operations,
+        single_copy_bytes: single.bytes,
+        single_copy_files: single.files,
+        alone_at: single.at,
+        node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        tiers: rooms(served),
+    }
+}
+
+fn rooms(served: &Served) -> Vec<Room> {
+    let mut rooms: Vec<Room> = Vec::new();
+    for device in served.namespace.base.tiers.devices() {
+        let view = device.view();
+        let at = rooms.iter().position(|room| room.tier == device.tier_name()).unwrap_or_else(|| {
+            let tier = device.tier_name().to_owned();
+            rooms.push(Room { tier, cap_bytes: 0, free_bytes: 0, write_bytes_per_second: 0 });
+            rooms.len() - 1
+        });
+        let room = &mut rooms[at];
+        room.cap_bytes += view.cap_bytes;
+        room.free_bytes += view.free_bytes;
+        room.write_bytes_per_second += view.bandwidth_bytes_per_second;
+    }
+    rooms
 }

@@ -1,0 +1,99 @@
+"""`surgetank.locate` and `surgetank.hint`: questions to an agent without a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_replay import BINARY, NEEDS_MOUNT, tier
+
+import surgetank
+from surgetank import AgentError
+
+__all__ = ["tier"]
+
+ROOT = Path(__file__).parent.parent
+RUN = r"""
+import json, os, signal, subprocess, sys, time
+sys.path.insert(0, sys.argv[1])
+import surgetank
+
+def answer(*words):
+    done = subprocess.run([sys.argv[2], *words], stdout=subprocess.PIPE, check=False)
+    return json.loads(done.stdout)
+
+os.makedirs("a/b")
+surgetank.hint(["a/b/kept", "a/later"], mode="keep", size=4096, pin=True)
+open("a/b/kept", "w").write("content")
+open("plain", "w").write("")
+open(b"a/\xff", "w").write("no text")
+names = ["a/b/kept", "plain", os.fsdecode(b"a/\xff"), os.path.abspath("a/../plain"), "a/none", "in", "a"]
+found = surgetank.locate(names)
+assert [one["path"] for one in found] == names
+kept, empty, odd, same, none, stored, directory = found
+assert kept["size_bytes"] == 7 and kept["home"] is None and not kept["durable"], kept
+(copy,) = kept["copies"]
+assert (copy["member"], copy["node"], copy["tier"]) == (None, os.uname().nodename, "ram"), copy
+assert open(copy["path"]).read() == "content"
+assert open(odd["copies"][0]["path"]).read() == "no text"
+assert same["copies"] == empty["copies"] and same["version"] == empty["version"]
+assert set(none) == {"path", "error"}, none
+assert (stored["durable"], stored["version"], stored["copies"], stored["size_bytes"]) == (True, 0, [], 5), stored
+assert directory["copies"] == []
+# The verb says the same.
+text = [name for name in names if name.isascii()]
+assert answer("locate", "--json", *text) == [one for one in found if one["path"].isascii()]
+assert bytes(answer("locate", "--json", names[2])[0]["path"]) == b"a/\xff"
+assert os.getxattr("a/b/kept", "user.surgetank.hint.size") == b"4096"
+assert os.getxattr("a/b/kept", "user.surgetank.state") == b"kept"
+try:
+    surgetank.hint("plain", mode="kept")
+except surgetank.AgentError as why:
+    assert "keep, copy, move, remove" in str(why), why
+else:
+    raise SystemExit("a wrong value was accepted")
+try:
+    surgetank.locate(["/etc/passwd"])
+except surgetank.AgentError as why:
+    assert "no agent of yours serves /etc" in str(why), why
+else:
+    raise SystemExit("a file elsewhere was located")
+# Another agent takes over: the connection ends, and the next one is asked.
+agent = answer("status", "--json")[0]["pid"]
+os.kill(agent, signal.SIGKILL)
+assert surgetank.locate(["a/b/kept"])[0]["copies"] == kept["copies"]
+# A child has a connection of its own.
+if os.fork() == 0:
+    os._exit(0 if surgetank.locate(["plain"])[0]["path"] == "plain" else 1)
+assert os.wait()[1] == 0
+assert surgetank.locate([]) == []
+open("a/done", "w").write("")
+"""
+
+
+@NEEDS_MOUNT
+def test_files_are_located_and_hinted_without_a_process(tmp_path: Path, tier: Path) -> None:
+    work, state = tmp_path / "work", tmp_path / ("state" * 20)
+    work.mkdir()
+    state.mkdir(mode=0o700)
+    (work / "in").write_text("input")
+    script = tmp_path / "script.py"
+    script.write_text(RUN)
+    words = [BINARY, "run", "--state", str(state), "--tier", f"ram={tier}:64M", "--quiet-period", "1h", "--"]
+    words += [sys.executable, str(script), str(ROOT), BINARY]
+    there = {**os.environ, "SURGETANK_STATE": str(state)}
+    done = subprocess.run(["unshare", "-m", *words], cwd=work, env=there, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (work / "a/done").exists() and not (work / "a/b/kept").exists()
+
+
+def test_agent_of_another_user_or_none_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(AgentError, match="no agent of yours serves"):
+        surgetank.locate([tmp_path / "file"], state=tmp_path)
+    with pytest.raises(AgentError, match="try:"):
+        surgetank.hint(tmp_path / "file", state=tmp_path, mode="keep")
+    assert json.dumps(surgetank.locate([], state=tmp_path)) == "[]"
