@@ -2,6 +2,8 @@
 
 The functions find the agent by the path. A connection stays open for the next question, and each thread may use it. Errors are
 :class:`AgentError`: its text says what failed, why, and what to try.
+
+The danger that this avoids: the answer to another question. A connection on which an answer is still to come is closed.
 """
 
 from __future__ import annotations
@@ -12,13 +14,16 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 PROTOCOL = 2
-# A request has at most 1 MiB. Answers about files are longer than the question.
-PATHS_MAX, BYTES_MAX = 2000, 200 << 10
+# An answer about a file is longer than its path: in a pool it names each node that has a copy.
+LOCATED_MAX, LOCATED_BYTES_MAX = 500, 64 << 10
+# (The agent takes 1 MiB.)
+REQUEST_BYTES_MAX = 1 << 19
 ANSWER_BYTES_MAX = 16 << 20
 PATIENCE_S = 120.0
 
@@ -29,9 +34,8 @@ class AgentError(RuntimeError):
     """No agent serves the path, or it refused the request, or it did not answer."""
 
     def __init__(self, what: str, why: str = "", remedy: str = "") -> None:
-        super().__init__(
-            "\n".join([what, *([f"  why:  {why}"] if why else []), *([f"  try:  {remedy}"] if remedy else [])])
-        )
+        lines = [what, *([f"  why:  {why}"] if why else []), *([f"  try:  {remedy}"] if remedy else [])]
+        super().__init__("\n".join(lines))
 
 
 def locate(
@@ -41,20 +45,23 @@ def locate(
 
     Each answer has `path` (as given), `size_bytes`, `version`, `state`, `home` (a member of the pool, or None), `durable`, and
     `copies`: a list of `member`, `node` (as `uname -n`), `tier` and `path`. A file that cannot be found has `path` and `error`.
-    `state`: the state directory, as `--state`. `patience_s`: so long each answer of the agent is awaited.
+    `state`: the state directory, as `--state`. `patience_s`: so long the answer to all of it is awaited.
     """
     given = [os.fspath(path) for path in paths]
     answers: list[dict[str, Any]] = [{} for _ in given]
-    for agent, places in _by_agent(given, state, patience_s):
-        for some in _batches(given, places):
-            names = [agent.relative(given[place]) for place in some]
-            found = _asked(agent, {"locate": {"paths": [_text(name) for name in names]}}, "located", patience_s)[
-                "files"
-            ]
-            for place, one in zip(some, found, strict=True):
-                for copy in one["Ok"]["copies"] if "Ok" in one else ():
-                    copy["path"] = _plain(copy["path"])
-                answers[place] = {"path": given[place], **(one["Ok"] if "Ok" in one else {"error": one["Err"]})}
+    until = time.monotonic() + patience_s
+
+    def asked(agent: _Agent, some: list[tuple[int, str | list[int]]]) -> None:
+        found = _asked(agent, {"locate": {"paths": [name for _, name in some]}}, "located", until)["files"]
+        for (nth, _), one in zip(some, found, strict=True):
+            for copy in one["Ok"]["copies"] if "Ok" in one else ():
+                copy["path"] = _plain(copy["path"])
+            answers[nth] = {"path": given[nth], **(one["Ok"] if "Ok" in one else {"error": one["Err"]})}
+
+    for agent, places in _by_agent(given, state, until):
+        named = ((nth, _text(name)) for nth, name in places)
+        for some in _batches(named, LOCATED_MAX, LOCATED_BYTES_MAX):
+            asked(agent, some)
     return answers
 
 
@@ -64,87 +71,88 @@ def hint(paths: AnyPath | Iterable[AnyPath], state: AnyPath | None = None, **hin
     Raises AgentError if the agent refuses one; the others are set.
     """
     given = [os.fspath(paths)] if isinstance(paths, str | os.PathLike) else [os.fspath(path) for path in paths]
-    values = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in hints.items()}
-    hint_each(({"path": path, **values} for path in given), state)
+    hint_each(({"path": path, **hints} for path in given), state)
 
 
 def hint_each(hints: Iterable[dict[str, Any]], state: AnyPath | None = None) -> None:
     """The same, with other hints for each path: dictionaries of `path`, and hints beside it."""
     each = list(hints)
     refused: list[str] = []
-    given = [os.fspath(one["path"]) for one in each]
-    for agent, places in _by_agent(given, state):
-        for some in _batches(given, places):
-            lines = []
-            for place in some:
-                values = {
-                    name: str(value).lower() if isinstance(value, bool) else str(value)
-                    for name, value in each[place].items()
-                    if name != "path"
-                }
-                lines.append({"path": _text(agent.relative(given[place])), "hints": values})
-            answer = _asked(agent, {"hint": {"hints": lines}}, "hinted")["refused"]
-            refused += [f"{_shown(one['path'])}: {one['why']}" for one in answer["first"]]
+    until = time.monotonic() + PATIENCE_S
+
+    def value(of: object) -> str:
+        return str(of).lower() if isinstance(of, bool) else str(of)
+
+    def line(nth: int, name: str) -> dict[str, Any]:
+        values = {key: value(of) for key, of in each[nth].items() if key != "path"}
+        return {"path": _text(name), "hints": values}
+
+    def asked(agent: _Agent, some: list[dict[str, Any]]) -> None:
+        answer = _asked(agent, {"hint": {"hints": some}}, "hinted", until)["refused"]
+        refused.extend(f"{_shown(one['path'])}: {one['why']}" for one in answer["first"])
+
+    for agent, places in _by_agent([os.fspath(one["path"]) for one in each], state, until):
+        for some in _batches((line(nth, name) for nth, name in places), len(each), REQUEST_BYTES_MAX):
+            asked(agent, some)
     if refused:
-        raise AgentError(
-            "the agent refused hints",
-            "; ".join(refused[:5]) + (f"; and {len(refused) - 5} more" if len(refused) > 5 else ""),
-            "docs/hints.md lists names and values; the other hints are set",
-        )
+        more = f"; and {len(refused) - 5} more" if len(refused) > 5 else ""
+        remedy = "docs/hints.md lists names and values; the other hints are set"
+        raise AgentError("the agent refused hints", "; ".join(refused[:5]) + more, remedy)
 
 
 class _Agent:
     """A connection."""
 
-    def __init__(self, place: Path, patience_s: float) -> None:
-        self.place, self.pid, self.lock = place, os.getpid(), threading.Lock()
-        self.parents: dict[str, str] = {}
+    def __init__(self, place: Path, over: str, until: float) -> None:
+        self.place, self.over, self.lock = place, over, threading.Lock()
+        self.received = bytearray()
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(patience_s)
+        self.socket.settimeout(_left(until))
         # (By a descriptor: the path of a socket has at most 107 bytes.)
         directory = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self.socket.connect(f"/proc/self/fd/{directory}/agent.sock")
             peer = struct.unpack("3i", self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             if peer[1] not in (0, os.geteuid()):
-                raise PermissionError(f"the agent at {place} is another user's")
-        except OSError:
+                raise AgentError(f"the agent at {place} is another user's")
+        except BaseException:
             self.socket.close()
             raise
         finally:
             os.close(directory)
-        self.received = bytearray()
-        hello = self.ask({"hello": {"protocol": PROTOCOL}}, "hello", patience_s)
-        self.over = _plain(hello["over"])
+        self.ask({"hello": {"protocol": PROTOCOL}}, "hello", until)
 
-    def ask(self, request: dict[str, Any] | str, answer: str, patience_s: float = PATIENCE_S) -> Any:
+    def ask(self, request: dict[str, Any], answer: str, until: float) -> Any:
         """The answer of this name. OSError: the connection has ended."""
-        with self.lock:
-            self.socket.settimeout(patience_s)
+        if not self.lock.acquire(timeout=max(0.0, until - time.monotonic())):
+            raise self._silent()
+        try:
+            self.socket.settimeout(_left(until))
             self.socket.sendall(json.dumps(request).encode() + b"\n")
-            line = self._line()
+            line = self._line(until)
+        except TimeoutError:
+            self.socket.close()
+            raise self._silent() from None
+        except BaseException:
+            self.socket.close()
+            raise
+        finally:
+            self.lock.release()
         words = json.loads(line)
         if isinstance(words, dict) and answer in words:
             return words[answer]
         error = words.get("error", {}) if isinstance(words, dict) else {}
-        raise AgentError(
-            error.get("what", f"the agent at {self.place} gave another answer"),
-            error.get("why", ""),
-            error.get("remedy", ""),
-        )
+        what = error.get("what", f"the agent at {self.place} gave another answer")
+        raise AgentError(what, error.get("why", ""), error.get("remedy", ""))
 
-    def _line(self) -> bytes:
+    def _line(self, until: float) -> bytes:
         begin = 0
         while (end := self.received.find(b"\n", begin)) < 0:
             begin = len(self.received)
             if begin > ANSWER_BYTES_MAX:
                 raise ConnectionError("the answer is too long")
-            try:
-                more = self.socket.recv(1 << 20)
-            except TimeoutError:
-                waited = f"no answer for {self.socket.gettimeout()} s"
-                self.socket.close()
-                raise AgentError(f"the agent at {self.place} does not answer", waited) from None
+            self.socket.settimeout(_left(until))
+            more = self.socket.recv(1 << 20)
             if not more:
                 raise ConnectionError("the agent closed the connection")
             self.received += more
@@ -152,111 +160,119 @@ class _Agent:
         del self.received[: end + 1]
         return line
 
-    def serves(self, path: str) -> bool:
-        return path == self.over or path.startswith(self.over.rstrip("/") + "/")
-
-    def relative(self, path: str) -> str:
-        directory, name = os.path.split(path)
-        if name in ("", ".", ".."):
-            directory, name = path, ""
-        if directory not in self.parents:
-            whole = os.path.realpath(directory or ".")
-            self.parents[directory] = whole if self.serves(whole) else os.path.abspath(directory or ".")
-        whole = os.path.join(self.parents[directory], name)
-        if not self.serves(whole):
-            raise AgentError(f"{path} is not below {self.over}", "the agent serves that directory only")
-        return os.path.relpath(whole, self.over) if not name else whole[len(self.over.rstrip("/")) + 1 :]
+    def _silent(self) -> AgentError:
+        remedy = "`surgetank status` shows whether it runs; files are safe meanwhile"
+        return AgentError(f"the agent of {self.over} does not answer in time", remedy=remedy)
 
 
 _known: dict[Path, _Agent] = {}
 _knowing = threading.Lock()
 
 
-def _asked(agent: _Agent, request: dict[str, Any], answer: str, patience_s: float = PATIENCE_S) -> Any:
-    """Asks; if the agent was replaced meanwhile, then the next one."""
+def _forget() -> None:
+    """A child has connections of its own."""
+    global _knowing
+    _known.clear()
+    _knowing = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _left(until: float) -> float:
+    """Seconds, for the time-out of a socket. (0 means another thing there.)"""
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _asked(agent: _Agent, request: dict[str, Any], answer: str, until: float) -> Any:
+    """Asks; if the agent was replaced since the last question, then the next one. (What is asked may be asked twice.)"""
     try:
-        return agent.ask(request, answer, patience_s)
-    except OSError as why:
-        with _knowing:
-            following = _living(agent.place, patience_s)
-        if following is None:
-            raise AgentError(f"the agent of {agent.over} does not answer", str(why)) from None
+        return agent.ask(request, answer, until)
+    except OSError:
+        pass
     try:
-        return following.ask(request, answer, patience_s)
+        return _connected(agent.place, agent.over, until, agent).ask(request, answer, until)
     except OSError as why:
         raise AgentError(f"the agent of {agent.over} does not answer", str(why)) from None
 
 
-def _by_agent(
-    paths: Sequence[str], state: AnyPath | None, patience_s: float = PATIENCE_S
-) -> list[tuple[_Agent, list[int]]]:
-    """Each agent, with the places of its paths."""
-    living, silent = [], None
+def _connected(place: Path, over: str, until: float, ended: _Agent | None = None) -> _Agent:
+    """The connection of this process."""
     with _knowing:
-        for place in _places(state):
-            try:
-                living += [agent] if (agent := _living(place, patience_s)) else []
-            except AgentError as why:
-                silent = why
-    serving: dict[str, _Agent] = {}
-    places: dict[Path, list[int]] = {}
+        known = _known.get(place)
+    if known and known is not ended and known.over == over:
+        return known
+    # (Not under the lock: it may take its time. Two threads may each make one.)
+    made = _Agent(place, over, until)
+    with _knowing:
+        _known[place] = made
+    return made
+
+
+def _by_agent(
+    paths: Sequence[str], state: AnyPath | None, until: float
+) -> Iterator[tuple[_Agent, list[tuple[int, str]]]]:
+    """Each agent, and for each of its files the place among the paths, and the path below the served directory."""
+    if not paths:
+        return
+    serving = _serving(state)
+    directories: dict[str, tuple[str, str]] = {}
+    by_place: dict[tuple[Path, str], list[tuple[int, str]]] = {}
     for nth, path in enumerate(paths):
-        directory = os.path.dirname(path) or "."
-        if directory not in serving:
-            serving[directory] = _serving(living, silent, directory)
-        places.setdefault(serving[directory].place, []).append(nth)
-    by_place = {agent.place: agent for agent in serving.values()}
-    return [(by_place[place], some) for place, some in places.items()]
+        directory, name = os.path.split(path)
+        if name in ("", ".", ".."):
+            directory, name = path, ""
+        # (Of this call: a directory may be another one at the next.)
+        if directory not in directories:
+            directories[directory] = (os.path.realpath(directory or "."), os.path.abspath(directory or "."))
+        wholes = [os.path.join(whole, name) if name else whole for whole in directories[directory]]
+        found = [(len(over), place, over, whole) for place, over in serving for whole in wholes if _is_in(whole, over)]
+        if not found:
+            remedy = "start one with `surgetank run` or `surgetank mount`, or give its state directory as `state`"
+            raise AgentError(f"no agent of yours serves {path}", remedy=remedy)
+        # (The innermost; of several, the first.)
+        _, place, over, whole = max(found, key=lambda one: one[0])
+        by_place.setdefault((place, over), []).append((nth, whole[len(over.rstrip("/")) + 1 :]))
+    for (place, over), places in by_place.items():
+        try:
+            agent = _connected(place, over, until)
+        except TimeoutError:
+            raise AgentError(f"the agent of {over} does not answer in time") from None
+        except OSError as why:
+            raise AgentError(f"no agent of yours serves {over} now", str(why)) from None
+        yield agent, places
 
 
-def _serving(living: list[_Agent], silent: AgentError | None, directory: str) -> _Agent:
-    """The innermost agent."""
-    whole = (os.path.abspath(directory), os.path.realpath(directory))
-    found = [agent for agent in living if any(agent.serves(path) for path in whole)]
-    if not found:
-        if silent:
-            raise silent
-        raise AgentError(
-            f"no agent of yours serves {directory}",
-            remedy="start one with `surgetank run` or `surgetank mount`, or give its state directory as `state`",
-        )
-    return max(found, key=lambda agent: len(agent.over))
-
-
-def _places(state: AnyPath | None) -> list[Path]:
-    """Where agents may be: the innermost of those around this process first."""
+def _serving(state: AnyPath | None) -> list[tuple[Path, str]]:
+    """Places of agents, and the directory that each serves: the innermost of those around this process first."""
     around = [Path(place) for place in reversed(os.environ.get("SURGETANK_AGENT", "").split(":")) if place]
     root = Path(state or os.environ.get("SURGETANK_STATE") or f"/var/tmp/surgetank-{os.geteuid()}")
     with contextlib.suppress(OSError):
-        around += sorted(place for place in root.iterdir() if place not in around and place.is_dir())
-    return around
+        around += sorted(place for place in root.iterdir() if place not in around)
+    found = []
+    for place in around:
+        # (A directory whose agent has ended has no card.)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found.append((place, _plain(json.loads((place / "agent.json").read_bytes())["over"])))
+    return found
 
 
-def _living(place: Path, patience_s: float) -> _Agent | None:
-    """The agent there, by a connection of this process that works: the last one may have been replaced since."""
-    known = _known.pop(place, None)
-    if known and known.pid == os.getpid():
-        try:
-            known.ask("waiting", "waiting", patience_s)
-        except OSError:
-            known.socket.close()
-        else:
-            _known[place] = known
-            return known
-    with contextlib.suppress(OSError):
-        _known[place] = _Agent(place, patience_s)
-    return _known.get(place)
+def _is_in(path: str, over: str) -> bool:
+    return path == over or path.startswith(over.rstrip("/") + "/")
 
 
-def _batches(paths: Sequence[str], places: list[int]) -> Iterable[list[int]]:
-    some: list[int] = []
+def _batches(each: Iterable[Any], count_max: int, bytes_max: int) -> Iterator[list[Any]]:
+    some: list[Any] = []
     length = 0
-    for place in places:
-        size = len(os.fsencode(paths[place]))
-        if some and (len(some) == PATHS_MAX or length + size > BYTES_MAX):
+    for one in each:
+        size = len(json.dumps(one))
+        if some and (len(some) >= count_max or length + size > bytes_max):
             yield some
             some, length = [], 0
-        some.append(place)
+        some.append(one)
         length += size
     if some:
         yield some

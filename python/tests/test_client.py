@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ __all__ = ["tier"]
 
 ROOT = Path(__file__).parent.parent
 RUN = r"""
-import json, os, signal, subprocess, sys, time
+import concurrent.futures, json, os, signal, subprocess, sys, time
 sys.path.insert(0, sys.argv[1])
 import surgetank
 
@@ -71,6 +73,24 @@ if os.fork() == 0:
     os._exit(0 if surgetank.locate(["plain"])[0]["path"] == "plain" else 1)
 assert os.wait()[1] == 0
 assert surgetank.locate([]) == []
+# A relative path, or a link, may lead to another file than before.
+for name in ("x", "y"):
+    os.mkdir(name)
+    open(f"{name}/f", "w").write(name * (1 + (name == "y")))
+    os.chdir(name)
+    assert surgetank.locate(["f"])[0]["size_bytes"] == 1 + (name == "y")
+    os.chdir("..")
+for name in ("x", "y"):
+    os.symlink(name, "latest")
+    assert surgetank.locate(["latest/f"])[0]["size_bytes"] == 1 + (name == "y")
+    os.unlink("latest")
+assert surgetank.locate([os.getcwd()])[0]["copies"] == []
+assert len(surgetank.locate(["x/f", "y/f"] * 2000)) == 4000
+# Threads share a connection.
+with concurrent.futures.ThreadPoolExecutor(8) as threads:
+    names = ["x/f", "y/f", "a/b/kept"]
+    sizes = threads.map(lambda n: surgetank.locate([names[n % 3]] * (1 + n % 7))[0]["size_bytes"], range(200))
+    assert list(sizes) == [(1, 2, 7)[n % 3] for n in range(200)]
 open("a/done", "w").write("")
 """
 
@@ -91,7 +111,41 @@ def test_files_are_located_and_hinted_without_a_process(tmp_path: Path, tier: Pa
     assert (work / "a/done").exists() and not (work / "a/b/kept").exists()
 
 
-def test_agent_of_another_user_or_none_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_agent_of_another_user_is_not_asked(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir(mode=0o755)
+    (place / "agent.json").write_text(json.dumps({"over": str(tmp_path), "pid": 1, "global": True}))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(place / "agent.sock"))
+        os.chmod(place / "agent.sock", 0o777)
+        # (The credentials are those of the moment of listen(2).)
+        os.seteuid(1234)
+        try:
+            listener.listen()
+        finally:
+            os.seteuid(0)
+        with pytest.raises(AgentError, match="is another user's"):
+            surgetank.locate([tmp_path / "file"], state=tmp_path)
+
+
+def test_silent_agent_is_waited_for_once(tmp_path: Path) -> None:
+    """An agent that does not answer stands in the way of its own directory only."""
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "agent.json").write_text(json.dumps({"over": str(tmp_path / f"over-{name}")}))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "one/agent.sock"))
+        listener.listen()
+        began = time.monotonic()
+        with pytest.raises(AgentError, match="does not answer in time"):
+            surgetank.locate([tmp_path / "over-one/file"], state=tmp_path, patience_s=0.5)
+        with pytest.raises(AgentError, match="no agent of yours serves"):
+            surgetank.locate([tmp_path / "over-other/file"], state=tmp_path, patience_s=60)
+        assert 0.4 < time.monotonic() - began < 10
+
+
+def test_without_an_agent_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(AgentError, match="no agent of yours serves"):
         surgetank.locate([tmp_path / "file"], state=tmp_path)
     with pytest.raises(AgentError, match="try:"):

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from distributed.scheduler import TaskState
@@ -77,7 +78,7 @@ joined = client.submit(join, [f"work/{n}" for n in mine], slow, pure=False).resu
 import dask
 with dask.annotate(files=[f"work/{n}" for n in mine]):
     annotated = client.submit(lambda count: (os.uname().nodename, count), len(mine), pure=False).result()
-chosen = client.submit(read, names[mine[0]], workers=workers[1], pure=False).result()
+chosen = client.submit(read, names[mine[0]], workers=workers[1], allow_other_workers=True, pure=False).result()
 print(json.dumps({"local": local, "seconds": seconds, "joined": joined, "annotated": annotated, "chosen": chosen[0], "mine": len(mine)}))
 client.shutdown()
 """
@@ -122,17 +123,19 @@ def test_tasks_run_where_their_files_are(tmp_path: Path, tier: Path) -> None:
         ([Path("a"), {"b": "c/d"}, 1, None], ["a", "c/d"]),
         ("a/b\nmore", []),
         ("/" * 5000, []),
+        ("s3://bucket/a", []),
+        ([[0] * 200, "a/b"], []),
     ],
 )
 def test_paths_of_arguments(value: Any, paths: list[str]) -> None:
-    assert list(engine._paths(value)) == paths
+    assert list(engine._paths(value, [100])) == paths
 
 
 def test_tasks_of_the_scheduler_show_their_arguments() -> None:
     from dask._task_spec import Task, TaskRef
 
     spec = Task("key", print, [Path("a"), TaskRef("other")], file="b/c")
-    ts = TaskState("key", spec, "released", None)  # type: ignore[no-untyped-call]
+    ts = cast(TaskState, SimpleNamespace(run_spec=spec, annotations=None))
     plugin = engine.SurgetankLocations("/served")
     assert sorted(plugin._files(ts)) == ["/served/a", "/served/b/c"]
     ts.annotations = {"files": ["/served/x", "/elsewhere/y", "../z"]}

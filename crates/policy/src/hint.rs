@@ -6,7 +6,10 @@
 //! workflow applications", Future Generation Computer Systems 75, 2017) are accepted too. A WOSS hint with a meaning on one
 //! node gets that meaning; the others are stored, shown, and have no effect (`docs/hints.md` lists which).
 //!
-//! The danger that it avoids: advice that is silently ignored. A hint that is not understood is refused, with what is allowed.
+//! A hint of another name may be for another program. It is kept and shown, and has no effect.
+//!
+//! The danger that it avoids: advice that is silently ignored. A wrong value, or a name that is nearly a known one, is refused,
+//! with what is allowed. The others are reported ([`Hints::unknown`]).
 
 use std::collections::BTreeMap;
 
@@ -83,6 +86,40 @@ impl Name {
         let known = NAMES.map(|(known, _)| known);
         let near = nearest(text, known.into_iter()).map_or_else(String::new, |near| format!("did you mean '{near}'? "));
         Err(format!("there is no hint '{text}'; {near}known are {}", known.join(", ")))
+    }
+}
+
+/// What a name means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Understood {
+    /// It has a meaning here.
+    Known(Name),
+    /// It is kept.
+    Unknown,
+}
+
+/// A name and a value that are not known have so many bytes at most, and a file has so many.
+const UNKNOWN_NAME_BYTES_MAX: usize = 64;
+const UNKNOWN_VALUE_BYTES_MAX: usize = 1024;
+const UNKNOWN_MAX: usize = 32;
+
+impl Understood {
+    /// The error is a sentence for the user: the name is nearly that of a hint, or cannot be kept.
+    pub fn of(text: &str) -> Result<Self, String> {
+        let known = match Name::parse(text) {
+            Ok(name) => return Ok(Self::Known(name)),
+            Err(why) => why,
+        };
+        if nearest(text, NAMES.iter().map(|(known, _)| *known)).is_some() {
+            return Err(known);
+        }
+        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+        if text.is_empty() || text.len() > UNKNOWN_NAME_BYTES_MAX || !text.bytes().all(is_name) {
+            return Err(format!(
+                "{known}; another name may have 1 to {UNKNOWN_NAME_BYTES_MAX} letters, digits, '_', '.' and '-'"
+            ));
+        }
+        Ok(Self::Unknown)
     }
 }
 
@@ -189,20 +226,34 @@ fn placement(value: &str) -> Result<(), String> {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Hints {
     given: BTreeMap<Name, Box<str>>,
+    /// Those without a meaning here.
+    unknown: BTreeMap<Box<str>, Box<str>>,
     advice: Advice,
 }
 
 impl Hints {
     /// Sets one hint. A refused hint changes nothing; the error is a sentence for the user who gave it.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
-        let name = Name::parse(name)?;
+        let name = match Understood::of(name)? {
+            Understood::Known(name) => name,
+            Understood::Unknown if value.len() > UNKNOWN_VALUE_BYTES_MAX => {
+                return Err(format!("{name}: a value that is not known has at most {UNKNOWN_VALUE_BYTES_MAX} bytes"));
+            }
+            Understood::Unknown if self.unknown.len() >= UNKNOWN_MAX && !self.unknown.contains_key(name) => {
+                return Err(format!("{name}: a file has at most {UNKNOWN_MAX} hints that are not known"));
+            }
+            Understood::Unknown => {
+                self.unknown.insert(name.into(), value.into());
+                return Ok(());
+            }
+        };
         Advice::default().hear(name, value).map_err(|why| format!("{}: {why}", name.as_str()))?;
         self.given.insert(name, value.into());
         self.settle();
         Ok(())
     }
 
-    /// From recorded hints. A hint of another version of Surgetank that this one does not understand is left out.
+    /// From recorded hints. A value of another version of Surgetank that this one does not understand is left out.
     pub fn of_texts<'a, 'b>(texts: impl Iterator<Item = (&'a str, &'b str)>) -> Self {
         let mut hints = Self::default();
         for (name, value) in texts {
@@ -214,8 +265,11 @@ impl Hints {
     }
 
     /// Removes a hint. Returns false if it was not set.
-    pub fn take_back(&mut self, name: Name) -> bool {
-        let there = self.given.remove(&name).is_some();
+    pub fn take_back(&mut self, name: &str) -> bool {
+        let there = match Name::parse(name) {
+            Ok(name) => self.given.remove(&name).is_some(),
+            Err(_) => self.unknown.remove(name).is_some(),
+        };
         self.settle();
         there
     }
@@ -223,6 +277,11 @@ impl Hints {
     /// Sets all hints of `newer`, in place of the present ones.
     pub fn update(&mut self, newer: &Self) {
         self.given.extend(newer.given.iter().map(|(name, value)| (*name, value.clone())));
+        for (name, value) in &newer.unknown {
+            if self.unknown.len() < UNKNOWN_MAX || self.unknown.contains_key(name) {
+                self.unknown.insert(name.clone(), value.clone());
+            }
+        }
         self.settle();
     }
 
@@ -240,18 +299,27 @@ impl Hints {
     }
 
     /// The value of a hint, as the user wrote it.
-    pub fn value(&self, name: Name) -> Option<&str> {
-        self.given.get(&name).map(AsRef::as_ref)
+    pub fn value(&self, name: &str) -> Option<&str> {
+        match Name::parse(name) {
+            Ok(name) => self.given.get(&name).map(AsRef::as_ref),
+            Err(_) => self.unknown.get(name).map(AsRef::as_ref),
+        }
+    }
+
+    /// The names that have no meaning here.
+    pub fn unknown(&self) -> impl Iterator<Item = &str> {
+        self.unknown.keys().map(AsRef::as_ref)
     }
 
     /// Whether no hint is set.
     pub fn is_empty(&self) -> bool {
-        self.given.is_empty()
+        self.given.is_empty() && self.unknown.is_empty()
     }
 
     /// All hints: name and value, as the user wrote them.
-    pub fn texts(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        self.given.iter().map(|(name, value)| (name.as_str(), value.as_ref()))
+    pub fn texts(&self) -> impl Iterator<Item = (&str, &str)> {
+        let known = self.given.iter().map(|(name, value)| (name.as_str(), value.as_ref()));
+        known.chain(self.unknown.iter().map(|(name, value)| (name.as_ref(), value.as_ref())))
     }
 }
 

@@ -103,6 +103,9 @@ for flags, path in [(os.XATTR_REPLACE, "f"), (os.XATTR_CREATE, "f"), (os.XATTR_C
     except OSError as error: print(errno.errorcode[error.errno])
 for path in ("f", "d"): print(os.listxattr(path))
 P
+        for name in colour colour weight; do setfattr -n user.surgetank.hint.$name -v $name f; done
+        value f hint.colour; echo; value f hint.weight; echo; setfattr -x user.surgetank.hint.weight f
+        value f hint.weight || echo gone; ask hint shape=round f; value f hint.shape; echo; ask why f | grep shape >&2
         ask hint mode=kept f || echo $?
         ask hint tier=gpu f d/none || echo $?
         ask hint mode=keep /mnt/elsewhere || echo $?
@@ -110,11 +113,12 @@ P
         "#
     );
     let ended = scene.run(&[], &script).exits(0);
-    let expected =
-        "mod EINVAL\nmode EINVAL\ntier EINVAL\npin EINVAL\nsize EINVAL\nENODATA\nset\nEEXIST\n[]\n[]\n2\n1\n1\n2\n";
+    let expected = "mod EINVAL\nmode EINVAL\ntier EINVAL\npin EINVAL\nsize EINVAL\nENODATA\nset\nEEXIST\n[]\n[]\ncolour\nweight\ngone\nround\n2\n1\n1\n2\n";
     assert_eq!(ended.stdout, expected, "{}", ended.stderr);
     let ended = ended.says(&[
         "mode: 'kept' is none of keep, copy, move, remove",
+        "the hint 'shape' is not known here",
+        "shape=round of the file; not known here, without effect",
         "f: the hint is refused",
         "d/none: the hint is refused",
         "there is no tier 'gpu'; there are fast, second",
@@ -124,6 +128,10 @@ P
     ]);
     drop(ended);
     let log = scene.log();
+    for (name, times) in [("colour", 1), ("weight", 1), ("shape", 1)] {
+        let warned = log.lines().filter(|line| line.contains("not known here") && line.contains(name)).count();
+        assert_eq!(warned, times, "{name}:\n{log}");
+    }
     for words in [
         "there is no hint 'mod'; did you mean 'mode'? known are mode, timing, size, tier, pin, prefetch, next_read, replicas, replicas_at, DP",
         "mode: 'kept' is none of keep, copy, move, remove",

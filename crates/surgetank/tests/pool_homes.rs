@@ -88,6 +88,39 @@ fn pipeline_in_another_members_directory_moves_no_content() {
     assert_eq!(names(&pool.store()), ["a", "b", "first"]);
 }
 
+/// Table 4 of WOSS: a reduce moves what is elsewhere, and a broadcast moves the file to each other node once.
+#[test]
+fn reduce_and_broadcast_move_each_byte_once() {
+    const PART: usize = 8 * MIB;
+    let Some(mut pool) = Pool::start("table-4", 0) else { return };
+    // (Nothing is drained meanwhile: that moves no content, and takes files from their home.)
+    (0..3).for_each(|_| pool.mount_one(&["--quiet-period", "1h"]));
+    fs::create_dir(pool.member(0).join("d")).unwrap();
+    let moved = |pool: &Pool| -> u64 {
+        let pairs = pool.status(0)["traffic"].clone();
+        pairs.as_array().unwrap().iter().map(|pair| pair["bytes"].as_u64().unwrap()).sum()
+    };
+    let read = |pool: &Pool, number: usize, name: &str, seed: u8| {
+        assert!(fs::read(pool.member(number).join(name)).unwrap() == bytes(PART, seed), "{name} at member {number}");
+    };
+    let before = moved(&pool);
+    for number in 0..3 {
+        fs::write(pool.member(number).join(format!("d/part{number}")), bytes(PART, number as u8)).unwrap();
+    }
+    let written = moved(&pool) - before;
+    assert!(written < MIB as u64, "{written} bytes on the network for parts that stay on their nodes");
+    (0..3).for_each(|number| read(&pool, 2, &format!("d/part{number}"), number as u8));
+    let reduced = moved(&pool) - before;
+    let elsewhere = 2 * PART as u64;
+    assert!((elsewhere..elsewhere * 11 / 10).contains(&reduced), "{reduced} bytes for {elsewhere} that are elsewhere");
+    fs::write(pool.member(0).join("d/all"), bytes(PART, 9)).unwrap();
+    let before = moved(&pool);
+    (0..3).for_each(|number| read(&pool, number, "d/all", 9));
+    let spread = moved(&pool) - before;
+    assert!((elsewhere..elsewhere * 11 / 10).contains(&spread), "{spread} bytes to two nodes for {PART}");
+    pool.end();
+}
+
 /// Everything that programs of three nodes do with one file at the same time is one file's.
 #[test]
 fn file_is_one_for_writers_on_all_nodes() {

@@ -77,6 +77,10 @@ fn every_member_knows_each_copy() {
         assert_eq!(homes, [&json!(1), &json!(2), &json!(3)], "member {number}: {found}");
         assert_eq!(found[3]["copies"], json!([]), "a directory: {found}");
     }
+    let node =
+        pool.command_at(1, "locate", &["--node"]).args(names.map(|name| pool.member(1).join(name))).output().unwrap();
+    let name = format!("{}\n", rustix::system::uname().nodename().to_str().unwrap());
+    assert_eq!((String::from_utf8_lossy(&node.stdout).into_owned(), node.status.code()), (name, Some(0)), "{node:?}");
     // What is written again is not where it was before.
     fs::write(pool.member(0).join("d/own"), "written again").unwrap();
     eventually("the copy is of the new content", || {

@@ -93,6 +93,32 @@ fn status_shows_what_each_member_has_to_drain() {
     assert_eq!(fs::metadata(pool.store().join("d/big")).unwrap().len(), 3 * MIB);
 }
 
+/// Neither the node that has the name of a file may be switched off, nor the one that has its content.
+#[test]
+fn node_with_a_name_or_a_content_alone_is_not_safe_to_power_off() {
+    let Some(mut pool) = Pool::start("power-off", 0) else { return };
+    fs::create_dir_all(pool.store().join("d")).unwrap();
+    (0..3).for_each(|_| pool.mount_one(&["--quiet-period", "1h"]));
+    let safe = |pool: &Pool| {
+        let seen = status(pool, 0);
+        [1, 2].map(|number| seen["pool"]["members"][number]["safe_to_power_off"].clone())
+    };
+    let wait = |pool: &Pool| {
+        let output = pool.command_at(1, "wait", &["--timeout", "60s"]).arg(pool.member(1)).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    };
+    // The second member claims the directory.
+    fs::write(pool.member(1).join("d/own"), "own").unwrap();
+    assert_eq!(safe(&pool), [json!(false), json!(true)]);
+    wait(&pool);
+    eventually("nothing is left", || safe(&pool) == [json!(true), json!(true)]);
+    fs::write(pool.member(2).join("d/made"), "made").unwrap();
+    assert_eq!(safe(&pool), [json!(false), json!(false)]);
+    wait(&pool);
+    eventually("nothing is left", || safe(&pool) == [json!(true), json!(true)]);
+    pool.end();
+}
+
 /// Neither 0 bytes nor a command that waits.
 #[test]
 fn member_that_does_not_answer_is_shown_as_such() {

@@ -9,7 +9,7 @@
 //! The catalog keeps hints beside the files. The store never gets them. The danger that this avoids: a hint that
 //! applies to files that it was not given for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use surgetank_policy::hint::{ATTRIBUTE_PREFIX, Advice, Hints, Name};
 use surgetank_policy::rule::Decision;
@@ -17,7 +17,7 @@ use surgetank_state::{HintHistory, Tree, parent};
 use surgetank_tier::Tiers;
 use surgetank_types::error::{Errno, Fault, FsResult};
 use surgetank_types::model::{FileId, Hinted, Image, Mode, Seq};
-use surgetank_types::sync::{Arc, OnceLock};
+use surgetank_types::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::base::Base;
 use crate::base::runs::Runs;
@@ -29,6 +29,9 @@ use crate::namespace::xattrs::{CREATE, REPLACE};
 
 /// Names of one request are taken in steps of this size, so that other requests can run between them.
 const NAMES_AT_ONCE: usize = 256;
+
+/// So many unknown names are warned of.
+const WARNED_MAX: usize = 256;
 
 /// The remaining work for a file whose hints changed, to be done without a lock.
 #[derive(Default)]
@@ -47,6 +50,8 @@ pub struct FileHints {
     metadata: Arc<Metadata>,
     runs: Arc<Runs>,
     prefetcher: OnceLock<Box<dyn Fn(Vec<u8>) + Send + Sync>>,
+    /// Hints that are not known: each is warned of once.
+    warned: Mutex<BTreeSet<String>>,
 }
 
 impl FileHints {
@@ -57,6 +62,7 @@ impl FileHints {
             eviction: files.eviction.clone(),
             metadata: files.metadata.clone(),
             prefetcher: OnceLock::new(),
+            warned: Mutex::default(),
         }
     }
 
@@ -117,7 +123,8 @@ impl FileHints {
             Ok(Name::Replicas) => judge(nearer.replicas.is_some(), advice.replicas == decision.replicas),
             Ok(Name::ReplicasAt) => judge(nearer.replicas_at.is_some(), advice.replicas_at == decision.replicas_at),
             Ok(Name::NextRead) if nearer.next_read.is_some() => NEARER,
-            Ok(Name::Prefetch | Name::NextRead) | Err(_) => "",
+            Ok(Name::Prefetch | Name::NextRead) => "",
+            Err(_) => "; not known here, without effect",
             Ok(Name::Dp | Name::ReplicationSemantics | Name::CacheSize | Name::BlockSize) => {
                 "; without effect on one node"
             }
@@ -130,7 +137,7 @@ impl FileHints {
     pub(crate) fn hint_attribute(&self, id: FileId, name: &[u8]) -> Option<FsResult<Vec<u8>>> {
         let name = name.strip_prefix(ATTRIBUTE_PREFIX)?;
         let tree = self.metadata.read_tree();
-        let name = std::str::from_utf8(name).ok().and_then(|name| Name::parse(name).ok());
+        let name = std::str::from_utf8(name).ok();
         let value = name.zip(tree.hints_of(id)).and_then(|(name, hints)| hints.value(name));
         Some(value.map(|value| value.as_bytes().to_vec()).ok_or_else(|| Errno::NODATA.into()))
     }
@@ -149,13 +156,13 @@ impl FileHints {
     }
 
     pub(crate) fn remove_hint(&self, id: FileId, name: &[u8]) -> FsResult<()> {
-        let name = std::str::from_utf8(name).ok().and_then(|name| Name::parse(name).ok()).ok_or(Errno::NODATA)?;
+        let name = std::str::from_utf8(name).map_err(|_| Errno::NODATA)?.to_owned();
         self.change_hint(id, |hints| {
-            if hints.is_none_or(|hints| hints.value(name).is_none()) {
+            if hints.is_none_or(|hints| hints.value(&name).is_none()) {
                 return Err(Errno::NODATA.into());
             }
             Ok(Box::new(move |hints: &mut Hints| {
-                hints.take_back(name);
+                hints.take_back(&name);
             }))
         })
     }
@@ -207,6 +214,12 @@ impl FileHints {
             let mut known: Vec<&str> = self.tiers.devices().map(surgetank_tier::Device::tier_name).collect();
             known.dedup();
             return Err(format!("tier: there is no tier '{tier}'; there are {}", known.join(", ")));
+        }
+        for name in hints.unknown() {
+            let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+            if warned.len() < WARNED_MAX && warned.insert(name.to_owned()) {
+                tracing::warn!(hint = name, "this hint is not known here: it is kept, and has no effect");
+            }
         }
         Ok(hints)
     }
@@ -411,7 +424,7 @@ impl FileHints {
 type Change = Box<dyn Fn(&mut Hints)>;
 
 fn has(hints: &Hints, name: &str) -> bool {
-    Name::parse(name).is_ok_and(|name| hints.value(name).is_some())
+    hints.value(name).is_some()
 }
 
 /// The path without parts that have no meaning.

@@ -41,8 +41,9 @@ pub struct PoolMember {
     /// Its tiers.
     #[serde(default)]
     pub tiers: Option<Vec<Room>>,
-    /// The pool loses nothing if its node goes: it has no sole copy, no waiting operation and no registry. Files that a rule
-    /// keeps do not count. `None`: another member that may have files there did not answer.
+    /// The pool loses nothing if its node alone goes: it has no sole copy, no waiting operation and no registry. Files that a
+    /// rule keeps do not count, nor does what a copy does not have ([semantics](docs/semantics.md#copies-on-other-nodes)).
+    /// `None`: another member that may have files there did not answer.
     #[serde(default)]
     pub safe_to_power_off: Option<bool>,
     /// Calls of this node's agent to it.

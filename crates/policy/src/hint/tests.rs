@@ -35,7 +35,7 @@ fn hint_values_have_the_forms_of_rules() {
         replicas_at: Some(ReplicasAt::Close),
     };
     assert_eq!(*all.advice(), expected);
-    assert_eq!(all.value(Name::Size), Some("1G"), "as it was given");
+    assert_eq!(all.value("size"), Some("1G"), "as it was given");
     assert_eq!(*hints(&[("size", "4096")]).advice(), Advice { size_bytes: Some(4096), ..Advice::default() });
 }
 
@@ -46,13 +46,16 @@ fn unknown_hint_is_refused_with_allowed_values() {
         ("mod", "keep", &["no hint 'mod'", "did you mean 'mode'?", "timing", "BlockSize"][..]),
         ("Mode", "keep", &["no hint 'Mode'", "'mode'"]),
         (
-            "lifetime",
-            "1h",
+            "replica",
+            "1",
             &[
-                "no hint 'lifetime'",
+                "no hint 'replica'",
                 "known are mode, timing, size, tier, pin, prefetch, next_read, replicas, replicas_at, DP",
             ],
         ),
+        ("", "1", &["no hint ''"]),
+        ("life=time", "1", &["no hint 'life=time'", "1 to 64 letters"]),
+        ("lifetime", &"x".repeat(2000), &["lifetime", "1024 bytes"]),
         ("mode", "kept", &["mode: 'kept'", "keep, copy, move, remove"]),
         ("mode", "", &["mode: ''", "keep"]),
         ("timing", "now", &["timing: 'now'", "soon, last"]),
@@ -109,12 +112,34 @@ fn woss_hints_on_one_node_get_their_meaning() {
 #[test]
 fn hints_after_set_remove_and_update_are_exact() {
     let mut one = hints(&[("mode", "keep"), ("size", "1M")]);
-    assert!(one.take_back(Name::Mode) && !one.take_back(Name::Mode));
+    assert!(one.take_back("mode") && !one.take_back("mode"));
     assert_eq!(*one.advice(), Advice { size_bytes: Some(1 << 20), ..Advice::default() });
     one.update(&hints(&[("size", "2M"), ("pin", "true")]));
     assert_eq!(one, hints(&[("pin", "true"), ("size", "2M")]));
     assert_eq!(Hints::of_texts(one.texts()), one);
-    assert_eq!(Hints::of_texts([("size", "2M"), ("from", "later")].into_iter()), hints(&[("size", "2M")]));
+    assert_eq!(Hints::of_texts([("size", "2M"), ("mode", "later")].into_iter()), hints(&[("size", "2M")]));
+}
+
+/// They may be for another program.
+#[test]
+fn unknown_hint_is_kept_without_effect() {
+    let mut one = hints(&[("size", "2M"), ("lifetime", "1h"), ("org.site.x", "")]);
+    assert_eq!(*one.advice(), Advice { size_bytes: Some(2 << 20), ..Advice::default() });
+    assert_eq!(one.texts().collect::<Vec<_>>(), [("size", "2M"), ("lifetime", "1h"), ("org.site.x", "")]);
+    assert_eq!(one.unknown().collect::<Vec<_>>(), ["lifetime", "org.site.x"]);
+    assert_eq!(Hints::of_texts(one.texts()), one);
+    one.update(&hints(&[("lifetime", "2h")]));
+    assert_eq!(one.value("lifetime"), Some("2h"));
+    assert!(one.take_back("lifetime") && !one.take_back("lifetime") && one.take_back("org.site.x"));
+    assert_eq!(one, hints(&[("size", "2M")]));
+    assert!(!hints(&[("lifetime", "1h")]).is_empty());
+    let mut many = Hints::default();
+    let set = |many: &mut Hints, number: usize| many.set(&format!("unknown{number}"), "x");
+    (0..UNKNOWN_MAX).for_each(|number| set(&mut many, number).unwrap());
+    assert!(set(&mut many, UNKNOWN_MAX).unwrap_err().contains("at most 32"));
+    set(&mut many, 0).unwrap();
+    many.update(&hints(&[("lifetime", "1h")]));
+    assert_eq!(many.unknown().count(), UNKNOWN_MAX);
 }
 
 #[test]

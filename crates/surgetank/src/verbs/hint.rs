@@ -1,7 +1,7 @@
 //! `surgetank hint NAME=VALUE… PATH…`: sends a workflow's hints about files to the agent, for one file or for thousands
 //! in one process. A file need not exist yet.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::ffi::OsStringExt;
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 use serde_json::Value;
 use surgetank_core::report::{HintOf, PathText, RefusedHint};
-use surgetank_policy::hint::Hints;
+use surgetank_policy::hint::{Hints, Understood};
 use surgetank_types::error::{Error, Result};
 
 use super::directory::{Below, agent_of};
@@ -68,6 +68,10 @@ pub fn hint(program: &Program<'_>, args: &Args) -> Outcome {
     let Some(first) = given.first() else {
         return print_result(args, &Summary { paths: 0, requests: 0, refused_paths: 0, refused: Vec::new() });
     };
+    let named = given.iter().flat_map(|one| one.hints.keys()).collect::<BTreeSet<_>>();
+    for name in named.into_iter().filter(|name| Understood::of(name) == Ok(Understood::Unknown)) {
+        eprintln!("surgetank: the hint '{name}' is not known here: it is kept, and has no effect");
+    }
     let mut agent = agent_of(program, &Settings::of_state(args.state.as_ref()), &first.path)?;
     let over = agent.hello.over.to_path_buf();
     let mut below = Below::new(&over);

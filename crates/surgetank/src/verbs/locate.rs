@@ -1,5 +1,6 @@
 //! `surgetank locate PATH…`: on which nodes files are. One process asks about thousands.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStringExt;
@@ -16,9 +17,9 @@ use super::settings::Settings;
 use super::{exit, words};
 use crate::agent::wire::{Answer, Request};
 
-/// So many paths, of so many bytes, are asked about in one request: the answer is longer.
-const PATHS_MAX: usize = 2000;
-const BYTES_MAX: usize = 200 << 10;
+/// So many paths, of so many bytes, are asked about in one request. The answer names each node that has a copy.
+const PATHS_MAX: usize = 500;
+const BYTES_MAX: usize = 64 << 10;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -31,6 +32,9 @@ pub struct Args {
     /// As JSON: an array in the order of the paths
     #[arg(long)]
     json: bool,
+    /// Only the node that has most bytes of these files; nothing if none has some
+    #[arg(long, conflicts_with = "json")]
+    node: bool,
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
 }
@@ -57,8 +61,9 @@ pub fn locate(program: &Program<'_>, args: &Args) -> Outcome {
     let mut batch: Vec<PathText> = Vec::new();
     let mut bytes = 0;
     let mut ask = |batch: Vec<PathText>| -> Outcome<()> {
+        let asked = batch.len();
         match agent.ask(&Request::Locate { paths: batch })? {
-            Answer::Located { files } => found.extend(files),
+            Answer::Located { files } if files.len() == asked => found.extend(files),
             other => return Err(agent.confused(&other).into()),
         }
         Ok(())
@@ -95,6 +100,7 @@ fn print_result(args: &Args, paths: &[PathBuf], found: &[Result<Located, String>
     } else {
         for (path, found) in paths.iter().zip(found) {
             match found {
+                Ok(_) if args.node => {}
                 Ok(found) => {
                     let copies: String = found.copies.iter().map(|copy| format!("\t{}", in_words(copy))).collect();
                     text.push_str(&format!("{}\t{}{copies}\n", path.display(), found.state));
@@ -103,8 +109,22 @@ fn print_result(args: &Args, paths: &[PathBuf], found: &[Result<Located, String>
             }
         }
     }
+    if args.node {
+        text = best_node(found.iter().flatten()).map(|node| format!("{node}\n")).unwrap_or_default();
+    }
     words::print(&text)?;
     Ok(if found.iter().all(Result::is_ok) { exit::OK } else { exit::FAILED })
+}
+
+/// The node with most bytes; of several, the first by name.
+fn best_node<'a>(found: impl Iterator<Item = &'a Located>) -> Option<&'a str> {
+    let mut bytes: BTreeMap<&str, u64> = BTreeMap::new();
+    for file in found {
+        let nodes: BTreeSet<&str> = file.copies.iter().map(|copy| copy.node.as_str()).collect();
+        nodes.into_iter().for_each(|node| *bytes.entry(node).or_default() += file.size_bytes);
+    }
+    let known = bytes.into_iter().filter(|(node, bytes)| !node.is_empty() && *bytes > 0);
+    known.max_by_key(|(node, bytes)| (*bytes, std::cmp::Reverse(*node))).map(|(node, _)| node)
 }
 
 fn line<'a>(path: &Path, found: &'a Result<Located, String>) -> Line<'a> {
@@ -115,4 +135,32 @@ fn line<'a>(path: &Path, found: &'a Result<Located, String>) -> Line<'a> {
 fn in_words(copy: &CopyOn) -> String {
     let file = format!("{}:{}", copy.tier, String::from_utf8_lossy(&copy.path.0));
     copy.member.map_or_else(|| file.clone(), |member| format!("{member}:{file}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use surgetank_core::report::FileState;
+
+    use super::*;
+
+    fn file(size_bytes: u64, nodes: &[&str]) -> Located {
+        let copies = nodes.iter().map(|node| CopyOn {
+            member: None,
+            node: (*node).to_owned(),
+            tier: "ram".to_owned(),
+            path: PathText::default(),
+        });
+        let (state, durable) = (FileState::Sealed, false);
+        Located { size_bytes, version: 1, state, home: None, copies: copies.collect(), durable, elsewhere: None }
+    }
+
+    #[test]
+    fn node_with_most_bytes_is_the_best() {
+        let best = |files: &[Located]| best_node(files.iter()).map(str::to_owned);
+        assert_eq!(best(&[file(5, &["a"]), file(3, &["b"]), file(3, &["b", "c"])]).as_deref(), Some("b"));
+        // (Two copies on one node count once.)
+        assert_eq!(best(&[file(5, &["a"]), file(3, &["b", "b"])]).as_deref(), Some("a"));
+        assert_eq!(best(&[file(5, &["b"]), file(5, &["a"])]).as_deref(), Some("a"));
+        assert_eq!(best(&[file(0, &["a"]), file(7, &[]), file(9, &[""])]), None);
+    }
 }

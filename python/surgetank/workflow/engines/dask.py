@@ -9,6 +9,7 @@ above a fair share of what is ready counts as time to wait.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import time
@@ -25,7 +26,10 @@ from ...client import AgentError, locate
 logger = logging.getLogger(__name__)
 # The scheduler does nothing else meanwhile. After an error it goes on without locations for a time.
 PATIENCE_S, PAUSE_S = 2.0, 30.0
-FILES_MAX = 1000
+# A worker that joins is asked for the name of its node.
+NODE_S = 10.0
+# Of a task: files, and values in its arguments that are looked at.
+FILES_MAX, VALUES_MAX = 1000, 10_000
 
 
 class SurgetankLocations(SchedulerPlugin):
@@ -40,7 +44,9 @@ class SurgetankLocations(SchedulerPlugin):
     def __init__(self, directory: str | None = None, state: str | None = None) -> None:
         self.directory, self.state = directory, state
         self.nodes: dict[str, str] = {}
-        self.decided: set[Any] = set()
+        # Tasks that were asked about and have not begun since, and the worker that each is to take.
+        self.asked_about: set[Any] = set()
+        self.chosen: dict[Any, str] = {}
         self.pause_until = 0.0
         self.asking: set[asyncio.Task[None]] = set()
 
@@ -48,7 +54,7 @@ class SurgetankLocations(SchedulerPlugin):
         self.scheduler = scheduler
         self.directory = os.path.abspath(self.directory or ".")
         for worker in list(scheduler.workers):
-            await self._ask_node(worker)
+            self.add_worker(scheduler, worker)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         # (It answers once it is accepted.)
@@ -63,12 +69,13 @@ class SurgetankLocations(SchedulerPlugin):
         try:
             function = dumps(os.uname)  # type: ignore[no-untyped-call]
             message = {"op": "run", "function": function, "wait": True}
-            answer = (await self.scheduler.broadcast(msg=message, workers=[worker]))[worker]["result"]
+            asked = self.scheduler.broadcast(msg=message, workers=[worker])
+            answer = (await asyncio.wait_for(asked, NODE_S))[worker]["result"]
             if isinstance(answer, Serialized):
                 answer = deserialize(answer.header, answer.frames)  # type: ignore[no-untyped-call]
             self.nodes[worker] = str(answer[1])
         except Exception as why:
-            logger.warning("the node of %s is not known, so it is not preferred for any file: %s", worker, why)
+            logger.warning("the node of %s is not known, so it is preferred for no file: %r", worker, why)
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Any], **_: Any) -> None:
         known = (scheduler.tasks.get(key) for key in tasks)
@@ -80,15 +87,22 @@ class SurgetankLocations(SchedulerPlugin):
             return
         if finish == "memory":
             self._decide([waiter for waiter in ts.dependents if waiter.state == "waiting" and not waiter.waiting_on])
-        elif finish == "waiting" and not ts.waiting_on and key not in self.decided:
+        elif finish == "waiting" and not ts.waiting_on and key not in self.asked_about:
             self._decide([ts])
-        elif finish in ("processing", "forgotten"):
+        elif finish == "processing":
             # (If it runs again, its files may be elsewhere.)
-            self.decided.discard(key)
+            self.asked_about.discard(key)
+        elif finish == "forgotten":
+            self.asked_about.discard(key)
+            self.chosen.pop(key, None)
 
     def _decide(self, ready: list[TaskState]) -> None:
-        free = [ts for ts in ready if ts.key in self.decided or not _is_restricted(ts) or ts.loose_restrictions]
-        files = {ts: list(self._files(ts)) for ts in free}
+        free = [ts for ts in ready if not self._is_restricted(ts)]
+        for ts in free:
+            self.asked_about.add(ts.key)
+            if self.chosen.pop(ts.key, None):
+                ts.worker_restrictions, ts.loose_restrictions = None, False
+        files = {ts: paths for ts in free if (paths := list(self._files(ts)))}
         located = self._locate({path for paths in files.values() for path in paths})
         if located is None:
             return
@@ -103,7 +117,8 @@ class SurgetankLocations(SchedulerPlugin):
             total, on = 0, dict[str, int]()
             for answer in (located[path] for path in paths if path in located):
                 total += answer["size_bytes"]
-                for node in {copy["node"] for copy in answer["copies"]}:
+                # (No name: that member did not answer.)
+                for node in {copy["node"] for copy in answer["copies"]} - {""}:
                     on[node] = on.get(node, 0) + answer["size_bytes"]
             if not on:
                 continue
@@ -115,14 +130,19 @@ class SurgetankLocations(SchedulerPlugin):
             best = min(workers, key=cost)
             load[best] += seconds[ts] / best.nthreads
             ts.worker_restrictions, ts.loose_restrictions = {best.address}, True
-            self.decided.add(ts.key)
+            self.chosen[ts.key] = best.address
+
+    def _is_restricted(self, ts: TaskState) -> bool:
+        """By its user."""
+        own = ts.worker_restrictions and ts.worker_restrictions != {self.chosen.get(ts.key)}
+        return bool(own or ts.host_restrictions or ts.resource_restrictions)
 
     def _locate(self, paths: set[str]) -> dict[str, dict[str, Any]] | None:
         if not paths or time.monotonic() < self.pause_until:
             return None
         try:
             answers = locate(sorted(paths), self.state, PATIENCE_S)
-        except AgentError as why:
+        except (AgentError, ValueError) as why:
             logger.warning("tasks run without regard to their files for %.0f s: %s", PAUSE_S, why)
             self.pause_until = time.monotonic() + PAUSE_S
             return None
@@ -130,33 +150,35 @@ class SurgetankLocations(SchedulerPlugin):
 
     def _files(self, ts: TaskState) -> Iterator[str]:
         annotated = (ts.annotations or {}).get("files")
-        for count, path in enumerate(_paths(annotated if annotated is not None else ts.run_spec)):
+        named = _paths(annotated if annotated is not None else ts.run_spec, [VALUES_MAX])
+        for path in itertools.islice(named, FILES_MAX):
             whole = os.path.abspath(os.path.join(self.directory or "", path))
-            if count < FILES_MAX and whole.startswith(str(self.directory) + "/"):
+            if whole.startswith(str(self.directory) + "/") and "\0" not in whole:
                 yield whole
 
 
-def _is_restricted(ts: TaskState) -> bool:
-    return bool(ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions)
-
-
-def _paths(value: Any) -> Iterator[str]:
-    """Paths in a task, or in an argument."""
+def _paths(value: Any, left: list[int]) -> Iterator[str]:
+    """Paths in a task, or in an argument. `left`: so many values are still looked at."""
+    left[0] -= 1
+    if left[0] < 0:
+        return
     if isinstance(value, os.PathLike):
         yield os.fspath(value)
     elif isinstance(value, str):
-        if "/" in value and "\n" not in value and len(value) < 4096:
+        if "/" in value and "://" not in value and "\n" not in value and len(value) < 4096:
             yield value
     elif isinstance(value, dict):
-        yield from _paths_of(value.values())
+        yield from _paths_of(value.values(), left)
     elif isinstance(value, list | tuple | set | frozenset):
-        yield from _paths_of(value)
+        yield from _paths_of(value, left)
     elif hasattr(value, "args") and hasattr(value, "kwargs"):
-        yield from _paths_of((*value.args, *value.kwargs.values()))
+        yield from _paths_of((*value.args, *value.kwargs.values()), left)
     elif hasattr(value, "value") and type(value).__name__ == "DataNode":
-        yield from _paths(value.value)
+        yield from _paths(value.value, left)
 
 
-def _paths_of(values: Iterable[Any]) -> Iterator[str]:
+def _paths_of(values: Iterable[Any], left: list[int]) -> Iterator[str]:
     for value in values:
-        yield from _paths(value)
+        if left[0] <= 0:
+            return
+        yield from _paths(value, left)

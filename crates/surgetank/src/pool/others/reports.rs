@@ -43,7 +43,7 @@ pub struct Undrained {
     pub single_copy_bytes: u64,
     /// How many files that are.
     pub single_copy_files: u64,
-    /// How many of them each member has.
+    /// How many files would be lost with each member: it alone has their content, or their name.
     pub alone_at: BTreeMap<u32, u64>,
     /// The name of the node.
     pub node: String,

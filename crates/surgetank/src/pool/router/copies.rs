@@ -544,7 +544,7 @@ pub struct SingleCopies {
     pub files: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// How many each member has.
+    /// How many each member has, of their contents or of their names.
     pub at: BTreeMap<u32, u64>,
 }
 
@@ -572,7 +572,13 @@ pub fn single_copies<F: Filesystem>(router: &Router<F>) -> SingleCopies {
     for (number, bytes) in undrained.into_iter().filter(|(number, _)| is_alone(*number)) {
         single.files += 1;
         single.bytes += bytes;
-        *single.at.entry(router.namespace.homes.home_of(FileId(number)).unwrap_or(me)).or_default() += 1;
+        // (A name may not come back from its home: another member's program may have made it.)
+        let members = BTreeSet::from([router.namespace.homes.home_of(FileId(number)).unwrap_or(me), me]);
+        members.into_iter().for_each(|member| *single.at.entry(member).or_default() += 1);
+    }
+    let spilled = router.namespace.replicas.spilled();
+    if spilled > 0 {
+        *single.at.entry(me).or_default() += spilled;
     }
     single
 }

@@ -9,14 +9,14 @@ use crate::mount::Filesystem;
 
 /// The other members that have the content of this member's file: its home, and those with whole copies of it as it is now.
 pub fn members_with<F: Filesystem>(router: &Router<F>, id: FileId, home: Option<u32>) -> Vec<u32> {
-    let mut found: Vec<u32> = home.into_iter().collect();
+    let lost = router.link.lost();
+    let mut found: Vec<u32> = home.into_iter().filter(|home| !lost.contains_key(home)).collect();
     if router.outgoing.copies.are_none() {
         return found;
     }
     let whole = router.outgoing.copies.whole(id.0);
     let now = || router.namespace.replicas.sealed(id).map(|sealed: Sealed| Record::of(id.0, &sealed));
     if let Some(now) = (!whole.is_empty()).then(now).flatten() {
-        let lost = router.link.lost();
         let has_it = whole.into_iter().filter(|(member, has)| {
             has.as_ref().is_some_and(|has| now.is_of_content_of(has)) && !lost.contains_key(member)
         });

@@ -1,6 +1,6 @@
 //! Which members decide about a path, for the commands: what one of them does here has no effect on another member's files.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use rustix::process::{getegid, geteuid};
@@ -29,37 +29,57 @@ pub enum Decides {
 /// The member that decides about the file or directory at this path, or about the directory in which it would be made.
 /// `None`: this one, or the store.
 pub fn owner_of<F: Filesystem>(router: &Router<F>, path: &[u8]) -> Option<u32> {
-    match decider(router, path) {
+    let mut directories = Directories::default();
+    let decides = directories.decider(router, path);
+    directories.end(router);
+    match decides {
         Decides::Member(member) => Some(member),
         Decides::Us | Decides::TheStore => None,
     }
 }
 
-/// The same, with the others.
-pub fn decider<F: Filesystem>(router: &Router<F>, path: &[u8]) -> Decides {
-    let caller = Caller { uid: geteuid().as_raw(), gid: getegid().as_raw(), pid: 0, umask: 0 };
-    let mut at = FileId::ROOT.0;
-    let mut owner = decider_of_directory(router, at);
-    for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
-        if name == b"." || name == b".." {
-            break;
+/// Directories that were looked up: one below them costs one more look-up.
+#[derive(Default)]
+pub struct Directories {
+    /// By path. `None`: it is not a directory.
+    known: HashMap<Vec<u8>, (Option<u64>, Decides)>,
+    looked_up: Vec<u64>,
+}
+
+impl Directories {
+    /// What decides about the file or directory at this path, or about the directory in which it would be made.
+    pub fn decider<F: Filesystem>(&mut self, router: &Router<F>, path: &[u8]) -> Decides {
+        let caller = Caller { uid: geteuid().as_raw(), gid: getegid().as_raw(), pid: 0, umask: 0 };
+        let mut at = (Some(FileId::ROOT.0), decider_of_directory(router, FileId::ROOT.0));
+        let mut end = 0;
+        for name in path.split(|byte| *byte == b'/') {
+            end += name.len() + 1;
+            let Some(dir) = at.0 else { break };
+            if name.is_empty() || name == b"." {
+                continue;
+            }
+            let Some(so_far) = path.get(..end - 1).filter(|_| name != b"..") else { break };
+            if let Some(known) = self.known.get(so_far) {
+                at = *known;
+                continue;
+            }
+            at = match router.lookup(&caller, dir, name) {
+                Ok(Looked::Found(entry)) => {
+                    self.looked_up.push(entry.id);
+                    let is_directory = entry.attr.kind == Kind::Directory;
+                    if is_directory { (Some(entry.id), decider_of_directory(router, entry.id)) } else { (None, at.1) }
+                }
+                _ => (None, at.1),
+            };
+            self.known.insert(so_far.to_vec(), at);
         }
-        let looked = router.lookup(&caller, at, name);
-        if at != FileId::ROOT.0 {
-            router.forget(at, 1);
-        }
-        at = FileId::ROOT.0;
-        let Ok(Looked::Found(entry)) = looked else { break };
-        at = entry.id;
-        if entry.attr.kind != Kind::Directory {
-            break;
-        }
-        owner = decider_of_directory(router, at);
+        at.1
     }
-    if at != FileId::ROOT.0 {
-        router.forget(at, 1);
+
+    /// Gives the look-ups back.
+    pub fn end<F: Filesystem>(self, router: &Router<F>) {
+        self.looked_up.into_iter().for_each(|id| router.forget(id, 1));
     }
-    owner
 }
 
 fn decider_of_directory<F: Filesystem>(router: &Router<F>, id: u64) -> Decides {

@@ -3,19 +3,24 @@
 //! 1. The owner of each directory is asked about all of the files there, at the same time as the others.
 //! 2. It names other members that have their contents. Those are asked for tier and plain file.
 //!
-//! So there are two rounds of messages, whatever the number of files. In a directory that no member has claimed, each member may
+//! So there are two rounds of messages, whatever the number of files in a directory. In a directory that no member has claimed, each member may
 //! have files of the store on its tiers: all of them are asked in the second round.
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
 use surgetank_core::namespace::Whereabouts;
 use surgetank_core::report::{CopyOn, FileState, Located, PathText, Same};
 use surgetank_state::State;
+use surgetank_types::clock::tick;
 
 use super::Served;
 use crate::agent::wire::{Answer, Request};
 use crate::pool::router::locating::{content_of, members_with, other_members, this_member};
-use crate::pool::router::owners::{Decides, decider};
+use crate::pool::router::owners::{Decides, Directories};
+
+/// So long directories are looked up. The rest is not asked about.
+const LOOKING: Duration = Duration::from_secs(20);
 
 /// One file; an error in words.
 type Found = Result<Located, String>;
@@ -44,7 +49,10 @@ fn copy_here(served: &Served, (tier, file): (String, Vec<u8>)) -> CopyOn {
 }
 
 fn located(served: &Served, at: Whereabouts) -> Located {
-    let others = served.pool.as_ref().map(|pool| members_with(pool, at.id, at.home)).unwrap_or_default();
+    // (While a program writes it, no copy is whole.)
+    let is_whole = at.is_file && at.state != State::Open;
+    let others = served.pool.as_ref().filter(|_| is_whole).map(|pool| members_with(pool, at.id, at.home));
+    let others = others.unwrap_or_default();
     // (A version without a number is the store's.)
     let is_home = at.version > 0 && at.copy.is_some();
     Located {
@@ -52,7 +60,7 @@ fn located(served: &Served, at: Whereabouts) -> Located {
         version: at.version,
         state: shown(at.state),
         home: at.home.or_else(|| member(served).filter(|_| is_home)),
-        copies: at.copy.into_iter().filter(|_| at.is_file).map(|copy| copy_here(served, copy)).collect(),
+        copies: at.copy.into_iter().filter(|_| is_whole).map(|copy| copy_here(served, copy)).collect(),
         durable: matches!(at.state, State::Durable | State::Evicted),
         elsewhere: (!others.is_empty()).then_some((at.id.0, others)),
     }
@@ -80,23 +88,36 @@ pub(super) fn everywhere(served: &Served, paths: &[PathText], ask: Asks<'_>) -> 
     if others.is_empty() {
         return None;
     }
+    let until = tick() + LOOKING;
+    let mut directories = Directories::default();
     let mut deciders: HashMap<&[u8], Decides> = HashMap::new();
     let mut by_owner: BTreeMap<Option<u32>, Vec<usize>> = BTreeMap::new();
     let mut of_the_store = Vec::new();
     for (at, path) in paths.iter().enumerate() {
         let above = path.0.iter().rposition(|byte| *byte == b'/').map_or(&b""[..], |slash| &path.0[..slash]);
-        let owner = match deciders.entry(above).or_insert_with(|| decider(pool, above)) {
-            Decides::Member(member) => Some(*member),
-            Decides::Us => None,
-            Decides::TheStore => {
-                of_the_store.push(at);
-                None
+        let decides = match deciders.get(above) {
+            Some(known) => Some(*known),
+            // (A look-up may wait for a member that does not answer.)
+            None if tick() > until => None,
+            None => {
+                let decides = directories.decider(pool, above);
+                deciders.insert(above, decides);
+                Some(decides)
             }
         };
-        by_owner.entry(owner).or_default().push(at);
+        if decides == Some(Decides::TheStore) {
+            of_the_store.push(at);
+        }
+        match decides {
+            Some(Decides::Member(member)) => by_owner.entry(Some(member)).or_default().push(at),
+            Some(Decides::Us | Decides::TheStore) => by_owner.entry(None).or_default().push(at),
+            None => {}
+        }
     }
+    directories.end(pool);
     let of = |places: &[usize]| places.iter().map(|at| paths[*at].clone()).collect::<Vec<_>>();
-    let mut answers: Vec<Found> = vec![Err(String::new()); paths.len()];
+    let unasked = || Err("the pool's members take too long to answer; see `surgetank pool members`".to_owned());
+    let mut answers: Vec<Found> = paths.iter().map(|_| unasked()).collect();
     let asked = at_once(by_owner.into_iter().collect(), |(owner, places)| {
         let found = match owner {
             None => here(served, &of(places)),
@@ -155,13 +176,14 @@ fn add_copies(
         (*member, of.clone(), copies)
     });
     for (member, of, mut copies) in asked {
+        let answered = copies.len() == of.len() + same.len() || me == Some(member);
         copies.resize(of.len() + same.len(), None);
         let rest = copies.split_off(of.len());
         for ((at, _), copy) in of.into_iter().zip(copies) {
             let unknown =
                 || CopyOn { member: Some(member), node: String::new(), tier: String::new(), path: PathText::default() };
             if let Ok(found) = &mut answers[at] {
-                found.copies.push(copy.unwrap_or_else(unknown));
+                found.copies.extend(if answered { copy } else { Some(unknown()) });
             }
         }
         for (at, copy) in places.iter().zip(rest) {
