@@ -39,13 +39,18 @@ class AgentError(RuntimeError):
 
 
 def locate(
-    paths: Iterable[AnyPath], state: AnyPath | None = None, patience_s: float = PATIENCE_S
+    paths: Iterable[AnyPath],
+    state: AnyPath | None = None,
+    patience_s: float = PATIENCE_S,
+    resolve: bool = True,
 ) -> list[dict[str, Any]]:
     """Where these files are, in the order of the paths.
 
     Each answer has `path` (as given), `size_bytes`, `version`, `state`, `home` (a member of the pool, or None), `durable`, and
     `copies`: a list of `member`, `node` (as `uname -n`), `tier` and `path`. A file that cannot be found has `path` and `error`.
     `state`: the state directory, as `--state`. `patience_s`: so long the answer to all of it is awaited.
+    `resolve=False`: directories in the paths are taken as they are written. Otherwise the file system is asked for symbolic links,
+    and a node that does not answer delays that.
     """
     given = [os.fspath(path) for path in paths]
     answers: list[dict[str, Any]] = [{} for _ in given]
@@ -58,7 +63,7 @@ def locate(
                 copy["path"] = _plain(copy["path"])
             answers[nth] = {"path": given[nth], **(one["Ok"] if "Ok" in one else {"error": one["Err"]})}
 
-    for agent, places in _by_agent(given, state, until):
+    for agent, places in _by_agent(given, state, until, resolve):
         named = ((nth, _text(name)) for nth, name in places)
         for some in _batches(named, LOCATED_MAX, LOCATED_BYTES_MAX):
             asked(agent, some)
@@ -96,7 +101,7 @@ def hint_each(hints: Iterable[dict[str, Any]], state: AnyPath | None = None) -> 
             asked(agent, some)
     if refused:
         more = f"; and {len(refused) - 5} more" if len(refused) > 5 else ""
-        remedy = "docs/hints.md lists names and values; the other hints are set"
+        remedy = "`surgetank help hints` lists names and values; the other hints are set"
         raise AgentError("the agent refused hints", "; ".join(refused[:5]) + more, remedy)
 
 
@@ -106,12 +111,19 @@ class _Agent:
     def __init__(self, place: Path, over: str, until: float) -> None:
         self.place, self.over, self.lock = place, over, threading.Lock()
         self.received = bytearray()
+        left = _left(until)
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(_left(until))
+        self.socket.settimeout(left)
         # (By a descriptor: the path of a socket has at most 107 bytes.)
         directory = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            self.socket.connect(f"/proc/self/fd/{directory}/agent.sock")
+            while True:
+                try:
+                    self.socket.connect(f"/proc/self/fd/{directory}/agent.sock")
+                    break
+                except BlockingIOError:
+                    # (Many wait there.)
+                    time.sleep(min(0.01, _left(until)))
             peer = struct.unpack("3i", self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             if peer[1] not in (0, os.geteuid()):
                 raise AgentError(f"the agent at {place} is another user's")
@@ -213,37 +225,50 @@ def _connected(place: Path, over: str, until: float, ended: _Agent | None = None
 
 
 def _by_agent(
-    paths: Sequence[str], state: AnyPath | None, until: float
+    paths: Sequence[str], state: AnyPath | None, until: float, resolve: bool = True
 ) -> Iterator[tuple[_Agent, list[tuple[int, str]]]]:
     """Each agent, and for each of its files the place among the paths, and the path below the served directory."""
     if not paths:
         return
     serving = _serving(state)
-    directories: dict[str, tuple[str, str]] = {}
-    by_place: dict[tuple[Path, str], list[tuple[int, str]]] = {}
+    directories: dict[str, list[str]] = {}
+    living: dict[tuple[Path, str], _Agent | None] = {}
+    by_agent: dict[tuple[Path, str], list[tuple[int, str]]] = {}
     for nth, path in enumerate(paths):
         directory, name = os.path.split(path)
         if name in ("", ".", ".."):
             directory, name = path, ""
         # (Of this call: a directory may be another one at the next.)
         if directory not in directories:
-            directories[directory] = (os.path.realpath(directory or "."), os.path.abspath(directory or "."))
-        wholes = [os.path.join(whole, name) if name else whole for whole in directories[directory]]
-        found = [(len(over), place, over, whole) for place, over in serving for whole in wholes if _is_in(whole, over)]
-        if not found:
+            whole = os.path.abspath(directory or ".")
+            directories[directory] = [os.path.realpath(directory or "."), whole] if resolve else [whole]
+        for whole in (os.path.join(whole, name) if name else whole for whole in directories[directory]):
+            # (The innermost first. The sort keeps the order of those that serve the same directory.)
+            inside = sorted((one for one in serving if _is_in(whole, one[1])), key=lambda one: -len(one[1]))
+            for one in inside:
+                if one not in living:
+                    living[one] = _living(*one, until)
+            if found := next((one for one in inside if living[one]), None):
+                by_agent.setdefault(found, []).append((nth, whole[len(found[1].rstrip("/")) + 1 :]))
+                break
+        else:
             remedy = "start one with `surgetank run` or `surgetank mount`, or give its state directory as `state`"
             raise AgentError(f"no agent of yours serves {path}", remedy=remedy)
-        # (The innermost; of several, the first.)
-        _, place, over, whole = max(found, key=lambda one: one[0])
-        by_place.setdefault((place, over), []).append((nth, whole[len(over.rstrip("/")) + 1 :]))
-    for (place, over), places in by_place.items():
-        try:
-            agent = _connected(place, over, until)
-        except TimeoutError:
-            raise AgentError(f"the agent of {over} does not answer in time") from None
-        except OSError as why:
-            raise AgentError(f"no agent of yours serves {over} now", str(why)) from None
-        yield agent, places
+    for one, places in by_agent.items():
+        if agent := living[one]:
+            yield agent, places
+
+
+def _living(place: Path, over: str, until: float) -> _Agent | None:
+    """The agent there. `None`: it has ended, or was killed."""
+    try:
+        return _connected(place, over, until)
+    except (FileNotFoundError, ConnectionRefusedError):
+        return None
+    except TimeoutError:
+        raise AgentError(f"the agent of {over} does not answer in time") from None
+    except OSError as why:
+        raise AgentError(f"the agent of {over} cannot be asked", str(why)) from None
 
 
 def _serving(state: AnyPath | None) -> list[tuple[Path, str]]:
@@ -254,7 +279,7 @@ def _serving(state: AnyPath | None) -> list[tuple[Path, str]]:
         around += sorted(place for place in root.iterdir() if place not in around)
     found = []
     for place in around:
-        # (A directory whose agent has ended has no card.)
+        # (A directory whose agent has ended has no card; that of a killed one has.)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             found.append((place, _plain(json.loads((place / "agent.json").read_bytes())["over"])))
     return found

@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 
 use crate::words::quantity::size_bytes;
-use crate::words::{REPLICAS_MAX, ReplicasAt, Timing, mode, nearest, one_of, replicas, replicas_at, timing};
+use crate::words::{REPLICAS_MAX, ReplicasAt, Timing, misspelt, mode, nearest, one_of, replicas, replicas_at, timing};
 use surgetank_types::model::Mode;
 use surgetank_types::sync::Arc;
 
@@ -84,7 +84,9 @@ impl Name {
             return Ok(*name);
         }
         let known = NAMES.map(|(known, _)| known);
-        let near = nearest(text, known.into_iter()).map_or_else(String::new, |near| format!("did you mean '{near}'? "));
+        let near = misspelt(text, known.into_iter())
+            .or_else(|| nearest(text, known.into_iter()))
+            .map_or_else(String::new, |near| format!("did you mean '{near}'? "));
         Err(format!("there is no hint '{text}'; {near}known are {}", known.join(", ")))
     }
 }
@@ -110,7 +112,7 @@ impl Understood {
             Ok(name) => return Ok(Self::Known(name)),
             Err(why) => why,
         };
-        if nearest(text, NAMES.iter().map(|(known, _)| *known)).is_some() {
+        if misspelt(text, NAMES.iter().map(|(known, _)| *known)).is_some() {
             return Err(known);
         }
         let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
@@ -257,7 +259,9 @@ impl Hints {
     pub fn of_texts<'a, 'b>(texts: impl Iterator<Item = (&'a str, &'b str)>) -> Self {
         let mut hints = Self::default();
         for (name, value) in texts {
-            if let Err(why) = hints.set(name, value) {
+            if Name::parse(name).is_err() {
+                hints.unknown.insert(name.into(), value.into());
+            } else if let Err(why) = hints.set(name, value) {
                 tracing::warn!(%why, "a recorded hint is left out");
             }
         }
@@ -274,14 +278,24 @@ impl Hints {
         there
     }
 
-    /// Sets all hints of `newer`, in place of the present ones.
+    /// Has one of them a meaning here?
+    pub fn has_effect(&self) -> bool {
+        !self.given.is_empty()
+    }
+
+    /// Can all of `newer` be set? The error is a sentence for the user.
+    pub fn has_room_for(&self, newer: &Self) -> Result<(), String> {
+        let more = newer.unknown.keys().filter(|name| !self.unknown.contains_key(*name)).count();
+        if self.unknown.len() + more > UNKNOWN_MAX && more > 0 {
+            return Err(format!("a file has at most {UNKNOWN_MAX} hints that are not known"));
+        }
+        Ok(())
+    }
+
+    /// Sets all hints of `newer`, in place of the present ones. ([`Self::has_room_for`] says whether it can.)
     pub fn update(&mut self, newer: &Self) {
         self.given.extend(newer.given.iter().map(|(name, value)| (*name, value.clone())));
-        for (name, value) in &newer.unknown {
-            if self.unknown.len() < UNKNOWN_MAX || self.unknown.contains_key(name) {
-                self.unknown.insert(name.clone(), value.clone());
-            }
-        }
+        self.unknown.extend(newer.unknown.iter().map(|(name, value)| (name.clone(), value.clone())));
         self.settle();
     }
 

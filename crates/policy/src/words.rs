@@ -82,6 +82,16 @@ pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&
         .map(|(_, candidate)| candidate)
 }
 
+/// The known name of which `name` is probably a misspelling. `None`: it is a name of its own.
+pub fn misspelt<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    const LONG: usize = 8;
+    let is_it = |candidate: &&str| {
+        let edits_max = if candidate.len() > LONG { 2 } else { 1 };
+        candidate.eq_ignore_ascii_case(name) || edits(name, candidate) <= edits_max
+    };
+    known.into_iter().find(is_it)
+}
+
 /// The Levenshtein distance.
 fn edits(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();

@@ -135,7 +135,7 @@ impl Tree {
             return false;
         }
         let mut any = self.logical_path(dir).is_none_or(|path| self.hints.dirs.contains(path.as_slice()));
-        self.inherited(dir, FileId(u64::MAX), |_, hints| any |= !hints.is_empty());
+        self.inherited(dir, FileId(u64::MAX), |_, hints| any |= hints.has_effect());
         any
     }
 

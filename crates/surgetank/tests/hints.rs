@@ -106,6 +106,7 @@ P
         for name in colour colour weight; do setfattr -n user.surgetank.hint.$name -v $name f; done
         value f hint.colour; echo; value f hint.weight; echo; setfattr -x user.surgetank.hint.weight f
         value f hint.weight || echo gone; ask hint shape=round f; value f hint.shape; echo; ask why f | grep shape >&2
+        for n in $(seq 33); do setfattr -n user.surgetank.hint.more$n -v x f 2>/dev/null || echo full; done; value f hint.more1; echo
         ask hint mode=kept f || echo $?
         ask hint tier=gpu f d/none || echo $?
         ask hint mode=keep /mnt/elsewhere || echo $?
@@ -113,7 +114,7 @@ P
         "#
     );
     let ended = scene.run(&[], &script).exits(0);
-    let expected = "mod EINVAL\nmode EINVAL\ntier EINVAL\npin EINVAL\nsize EINVAL\nENODATA\nset\nEEXIST\n[]\n[]\ncolour\nweight\ngone\nround\n2\n1\n1\n2\n";
+    let expected = "mod EINVAL\nmode EINVAL\ntier EINVAL\npin EINVAL\nsize EINVAL\nENODATA\nset\nEEXIST\n[]\n[]\ncolour\nweight\ngone\nround\nfull\nfull\nfull\nx\n2\n1\n1\n2\n";
     assert_eq!(ended.stdout, expected, "{}", ended.stderr);
     let ended = ended.says(&[
         "mode: 'kept' is none of keep, copy, move, remove",

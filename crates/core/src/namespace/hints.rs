@@ -146,6 +146,9 @@ impl FileHints {
     pub(crate) fn set_hint(&self, id: FileId, name: &[u8], value: &[u8], flags: i32) -> FsResult<()> {
         let known = self.understood(name, value).map_err(|why| self.refuse_hint(id, &why))?;
         self.change_hint(id, |hints| {
+            if let Some(why) = hints.and_then(|hints| hints.has_room_for(&known).err()) {
+                return Err(Fault::new(Errno::NOSPC, why));
+            }
             let there = hints.is_some_and(|hints| known.texts().all(|(name, _)| has(hints, name)));
             match () {
                 () if flags & CREATE != 0 && there => Err(Errno::EXIST.into()),
@@ -236,7 +239,11 @@ impl FileHints {
             for (at, (path, texts)) in some.iter().enumerate() {
                 let texts = texts.iter().map(|(name, value)| (name.as_str(), value.as_str()));
                 match plain(path).and_then(|path| Ok((path, self.understood_all(texts)?))) {
-                    Ok((path, hints)) => self.hint_name(&mut tree, path, &hints, &mut then),
+                    Ok((path, hints)) => {
+                        if let Err(why) = self.hint_name(&mut tree, path, &hints, &mut then) {
+                            refused.push((step * NAMES_AT_ONCE + at, why));
+                        }
+                    }
                     Err(why) => refused.push((step * NAMES_AT_ONCE + at, why)),
                 }
             }
@@ -250,7 +257,10 @@ impl FileHints {
         refused
     }
 
-    fn hint_name(&self, tree: &mut Tree, path: Vec<u8>, hints: &Hints, then: &mut Then) {
+    fn hint_name(&self, tree: &mut Tree, path: Vec<u8>, hints: &Hints, then: &mut Then) -> Result<(), String> {
+        let of_name = tree.hints.names.get(path.as_slice());
+        let of_file = tree.file_at(&path).and_then(|id| tree.hints_of(id));
+        of_name.into_iter().chain(of_file).try_for_each(|known| known.has_room_for(hints))?;
         // Files that are made under it from here on get the hint.
         if let Some(dir) = tree.file_at(parent(&path)) {
             self.metadata.recall_delegation(tree, Some(dir));
@@ -269,6 +279,7 @@ impl FileHints {
             None if hints.advice().prefetch == Some(true) => then.wanted.push(path),
             None => {}
         }
+        Ok(())
     }
 
     // ---- what follows

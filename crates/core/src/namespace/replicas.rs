@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use rustix::fs::{Timespec, Timestamps, fstat, futimens};
 use surgetank_policy::config::Survives;
-use surgetank_state::{Inode, Op, PlainId, Tree};
+use surgetank_state::{Inode, PlainId, Tree};
 use surgetank_types::ladder;
 use surgetank_types::model::{FileId, FsyncTarget, Kind, NodeId, OpKind, Role, Timestamp};
 use surgetank_types::sync::atomic::Ordering;
@@ -284,14 +284,16 @@ impl Replicas {
         files.map(|(FileId(number), inode)| (number, inode.attr.data_bytes())).collect()
     }
 
-    /// How many files wait for their name in the store, which has their content already: only this member knows the name.
+    /// How many files have their content in the store already, and not their name: only this member knows that.
     pub fn spilled(&self) -> u64 {
+        let opens: Vec<FileId> = self.files.metadata.opens().keys().copied().collect();
         let tree = self.files.metadata.read_tree();
-        let is_spilled = |op: &Op| match &op.kind {
-            OpKind::Publish { file, .. } => tree.get(*file).is_some_and(|inode| inode.spill().is_some()),
-            _ => false,
-        };
-        tree.ops.values().filter(|op| is_spilled(op)).count() as u64
+        let queued = tree.ops.values().filter_map(|op| match &op.kind {
+            OpKind::Publish { file, .. } => Some(*file),
+            _ => None,
+        });
+        let files: BTreeSet<FileId> = queued.chain(opens).collect();
+        files.into_iter().filter(|id| tree.get(*id).is_some_and(|inode| inode.spill().is_some())).count() as u64
     }
 
     /// The member that has the content is lost: a copy of this version, which is here, takes its place. Returns whether it did.

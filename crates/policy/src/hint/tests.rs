@@ -138,8 +138,18 @@ fn unknown_hint_is_kept_without_effect() {
     (0..UNKNOWN_MAX).for_each(|number| set(&mut many, number).unwrap());
     assert!(set(&mut many, UNKNOWN_MAX).unwrap_err().contains("at most 32"));
     set(&mut many, 0).unwrap();
-    many.update(&hints(&[("lifetime", "1h")]));
-    assert_eq!(many.unknown().count(), UNKNOWN_MAX);
+    assert!(many.has_room_for(&hints(&[("lifetime", "1h")])).unwrap_err().contains("at most 32"));
+    many.has_room_for(&hints(&[("unknown3", "1h"), ("mode", "keep")])).unwrap();
+    // Names that are only similar are names of their own; what a later version recorded is kept, too.
+    for name in ["note", "user", "time", "lifetime", "iter"] {
+        assert_eq!(Understood::of(name), Ok(Understood::Unknown), "{name}");
+    }
+    for (name, meant) in
+        [("mod", "mode"), ("Mode", "mode"), ("replcas", "replicas"), ("dp", "DP"), ("prefetsh", "prefetch")]
+    {
+        assert!(Understood::of(name).unwrap_err().contains(&format!("did you mean '{meant}'")), "{name}");
+    }
+    assert_eq!(Hints::of_texts([("modes", "x")].into_iter()).value("modes"), Some("x"));
 }
 
 #[test]

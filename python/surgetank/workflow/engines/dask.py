@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 # The scheduler does nothing else meanwhile. After an error it goes on without locations for a time.
 PATIENCE_S, PAUSE_S = 2.0, 30.0
 # A worker that joins is asked for the name of its node.
-NODE_S = 10.0
+NODE_S, NODE_TRIES = 10.0, 6
 # Of a task: files, and values in its arguments that are looked at.
 FILES_MAX, VALUES_MAX = 1000, 10_000
 
@@ -52,9 +52,13 @@ class SurgetankLocations(SchedulerPlugin):
 
     async def start(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.directory = os.path.abspath(self.directory or ".")
+        self.directory = os.path.realpath(self.directory or ".")
+        here = list(scheduler.workers)
+        await asyncio.gather(*(self._asked_node(worker) for worker in here))
+        # (Those that failed, and those that came meanwhile.)
         for worker in list(scheduler.workers):
-            self.add_worker(scheduler, worker)
+            if worker not in self.nodes:
+                self.add_worker(scheduler, worker)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         # (It answers once it is accepted.)
@@ -66,6 +70,12 @@ class SurgetankLocations(SchedulerPlugin):
         self.nodes.pop(worker, None)
 
     async def _ask_node(self, worker: str) -> None:
+        for _ in range(NODE_TRIES):
+            if worker not in self.scheduler.workers or await self._asked_node(worker):
+                return
+            await asyncio.sleep(NODE_S)
+
+    async def _asked_node(self, worker: str) -> bool:
         try:
             function = dumps(os.uname)  # type: ignore[no-untyped-call]
             message = {"op": "run", "function": function, "wait": True}
@@ -74,8 +84,10 @@ class SurgetankLocations(SchedulerPlugin):
             if isinstance(answer, Serialized):
                 answer = deserialize(answer.header, answer.frames)  # type: ignore[no-untyped-call]
             self.nodes[worker] = str(answer[1])
+            return True
         except Exception as why:
             logger.warning("the node of %s is not known, so it is preferred for no file: %r", worker, why)
+            return False
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Any], **_: Any) -> None:
         known = (scheduler.tasks.get(key) for key in tasks)
@@ -120,7 +132,7 @@ class SurgetankLocations(SchedulerPlugin):
                 # (No name: that member did not answer.)
                 for node in {copy["node"] for copy in answer["copies"]} - {""}:
                     on[node] = on.get(node, 0) + answer["size_bytes"]
-            if not on:
+            if not on.keys() & {self.nodes.get(ws.address) for ws in workers}:
                 continue
 
             def cost(ws: WorkerState, ts: TaskState = ts, total: int = total, on: dict[str, int] = on) -> float:
@@ -141,7 +153,7 @@ class SurgetankLocations(SchedulerPlugin):
         if not paths or time.monotonic() < self.pause_until:
             return None
         try:
-            answers = locate(sorted(paths), self.state, PATIENCE_S)
+            answers = locate(sorted(paths), self.state, PATIENCE_S, resolve=False)
         except (AgentError, ValueError) as why:
             logger.warning("tasks run without regard to their files for %.0f s: %s", PAUSE_S, why)
             self.pause_until = time.monotonic() + PAUSE_S

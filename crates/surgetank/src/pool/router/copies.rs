@@ -555,26 +555,31 @@ pub fn single_copies<F: Filesystem>(router: &Router<F>) -> SingleCopies {
     // (The table may still have one that has left.)
     let known = router.link.status(MEMBERS_EVERY).map(|status| status.members).unwrap_or_default();
     let is_member = |member: u32| known.is_empty() || known.iter().any(|one| one.member == member);
-    let is_alone = |number: u64| {
-        let holders = router.outgoing.copies.whole(number);
+    // Other members with a copy of the file as it is now.
+    let holders = |number: u64, home: u32| {
+        let whole = router.outgoing.copies.whole(number);
         // (A copy of an earlier close does not have what came after it.)
         let of_now = |has: &Record| {
             let now = || router.namespace.replicas.sealed(FileId(number));
             has.moment == 0 || now().is_some_and(|now| Record::of(number, &now).is_of_content_of(has))
         };
-        let holders = holders.into_iter().filter(|(_, has)| has.as_ref().is_some_and(of_now)).map(|(member, _)| member);
-        // (A copy here is one of content that is elsewhere.)
-        let is_own = |member: u32| member == me && router.namespace.homes.home_of(FileId(number)).is_none();
-        holders.into_iter().all(|member| lost.contains_key(&member) || !is_member(member) || is_own(member))
+        let whole = whole.into_iter().filter(|(_, has)| has.as_ref().is_some_and(of_now)).map(|(member, _)| member);
+        let is_there = |member: &u32| *member != home && !lost.contains_key(member) && is_member(*member);
+        whole.filter(is_there).collect::<BTreeSet<u32>>()
     };
-    let undrained = router.namespace.replicas.undrained();
     let mut single = SingleCopies::default();
-    for (number, bytes) in undrained.into_iter().filter(|(number, _)| is_alone(*number)) {
-        single.files += 1;
-        single.bytes += bytes;
-        // (A name may not come back from its home: another member's program may have made it.)
-        let members = BTreeSet::from([router.namespace.homes.home_of(FileId(number)).unwrap_or(me), me]);
-        members.into_iter().for_each(|member| *single.at.entry(member).or_default() += 1);
+    for (number, bytes) in router.namespace.replicas.undrained() {
+        let home = router.namespace.homes.home_of(FileId(number)).unwrap_or(me);
+        let holders = holders(number, home);
+        if holders.is_empty() {
+            single.files += 1;
+            single.bytes += bytes;
+            *single.at.entry(home).or_default() += 1;
+        }
+        // (The name may not come back from its home: another member's program may have made it.)
+        if home != me && holders.iter().all(|holder| *holder == me) {
+            *single.at.entry(me).or_default() += 1;
+        }
     }
     let spilled = router.namespace.replicas.spilled();
     if spilled > 0 {
