@@ -15,6 +15,7 @@ import socket
 import struct
 import threading
 import time
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ LOCATED_MAX, LOCATED_BYTES_MAX = 500, 64 << 10
 REQUEST_BYTES_MAX = 1 << 19
 ANSWER_BYTES_MAX = 16 << 20
 PATIENCE_S = 120.0
+SITE_FILE = Path("/etc/surgetank.toml")
 
 AnyPath = str | os.PathLike[str]
 
@@ -48,7 +50,7 @@ def locate(
 
     Each answer has `path` (as given), `size_bytes`, `version`, `state`, `home` (a member of the pool, or None), `durable`, and
     `copies`: a list of `member`, `node` (as `uname -n`), `tier` and `path`. A file that cannot be found has `path` and `error`.
-    `state`: the state directory, as `--state`. `patience_s`: so long the answer to all of it is awaited.
+    `state`: the state directory, as `--state`; else the configured one. `patience_s`: so long the answer to all of it is awaited.
     `resolve=False`: directories in the paths are taken as they are written. Otherwise the file system is asked for symbolic links,
     and a node that does not answer delays that.
     """
@@ -274,15 +276,32 @@ def _living(place: Path, over: str, until: float) -> _Agent | None:
 def _serving(state: AnyPath | None) -> list[tuple[Path, str]]:
     """Places of agents, and the directory that each serves: the innermost of those around this process first."""
     around = [Path(place) for place in reversed(os.environ.get("SURGETANK_AGENT", "").split(":")) if place]
-    root = Path(state or os.environ.get("SURGETANK_STATE") or f"/var/tmp/surgetank-{os.geteuid()}")
-    with contextlib.suppress(OSError):
-        around += sorted(place for place in root.iterdir() if place not in around)
+    for root in _state_roots(state):
+        with contextlib.suppress(OSError):
+            around += sorted(place for place in root.iterdir() if place not in around)
     found = []
     for place in around:
         # (A directory whose agent has ended has no card; that of a killed one has.)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             found.append((place, _plain(json.loads((place / "agent.json").read_bytes())["over"])))
     return found
+
+
+def _state_roots(state: AnyPath | None) -> list[Path]:
+    """State directories in which agents may have places. Without a given one, those of the site, of the project, and the usual one:
+    a file that serves another directory does not matter, because an agent is chosen by what it serves."""
+    if given := state or os.environ.get("SURGETANK_STATE"):
+        return [Path(given)]
+    project = Path(os.environ.get("SURGETANK_OVER", ""), "surgetank.toml")
+    files = [SITE_FILE]
+    # (Inside a run the agent is known, and must not be asked for a file to find it.)
+    if not os.environ.get("SURGETANK_AGENT"):
+        files.append(Path(os.environ.get("SURGETANK_CONFIG") or project))
+    roots = []
+    for file in files:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            roots.append(file.absolute().parent / tomllib.loads(file.read_text())["state"])
+    return [*roots, Path(f"/var/tmp/surgetank-{os.geteuid()}")]
 
 
 def _is_in(path: str, over: str) -> bool:

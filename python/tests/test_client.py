@@ -14,7 +14,7 @@ import pytest
 from test_replay import BINARY, NEEDS_MOUNT, tier
 
 import surgetank
-from surgetank import AgentError
+from surgetank import AgentError, client
 
 __all__ = ["tier"]
 
@@ -145,6 +145,29 @@ def test_silent_agent_is_waited_for_once(tmp_path: Path) -> None:
         with pytest.raises(AgentError, match="no agent of yours serves"):
             surgetank.locate([tmp_path / "over-other/file"], state=tmp_path, patience_s=60)
         assert 0.9 < time.monotonic() - began < 10
+
+
+def test_configured_state_directories_are_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SURGETANK_STATE", "SURGETANK_AGENT", "SURGETANK_OVER", "SURGETANK_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    usual = Path(f"/var/tmp/surgetank-{os.geteuid()}")
+    monkeypatch.setattr(client, "SITE_FILE", tmp_path / "site.toml")
+    assert client._state_roots(None) == [usual]
+    (tmp_path / "site.toml").write_text('state = "/site/state"\n')
+    (tmp_path / "surgetank.toml").write_text('state = "beside"\n')
+    assert client._state_roots(None) == [Path("/site/state"), tmp_path / "beside", usual]
+    (tmp_path / "surgetank.toml").write_text("nonsense\n")
+    assert client._state_roots(None) == [Path("/site/state"), usual]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/surgetank.toml").write_text('state = "../there"\n')
+    monkeypatch.setenv("SURGETANK_OVER", str(tmp_path / "other"))
+    assert client._state_roots(None)[1].resolve() == tmp_path / "there"
+    monkeypatch.setenv("SURGETANK_AGENT", "/place")
+    assert client._state_roots(None) == [Path("/site/state"), usual]
+    monkeypatch.setenv("SURGETANK_STATE", "/given")
+    assert client._state_roots(None) == [Path("/given")]
+    assert client._state_roots("/told") == [Path("/told")]
 
 
 def test_without_an_agent_there_is_an_error(tmp_path: Path) -> None:
