@@ -22,6 +22,7 @@ pub mod moves;
 pub mod names;
 mod negative_cache;
 pub mod order;
+mod placing;
 pub mod pooled;
 pub mod prefetch;
 pub mod questions;

@@ -13,8 +13,11 @@
 
 use std::collections::BTreeMap;
 
+pub use crate::words::Collocate;
 use crate::words::quantity::size_bytes;
-use crate::words::{REPLICAS_MAX, ReplicasAt, Timing, misspelt, mode, nearest, one_of, replicas, replicas_at, timing};
+use crate::words::{
+    REPLICAS_MAX, ReplicasAt, Timing, collocate, misspelt, mode, nearest, one_of, replicas, replicas_at, timing,
+};
 use surgetank_types::model::Mode;
 use surgetank_types::sync::Arc;
 
@@ -42,6 +45,8 @@ pub enum Name {
     Replicas,
     /// Whether its close waits for that.
     ReplicasAt,
+    /// With which files it is on one member of a pool.
+    Collocate,
     /// WOSS: data placement.
     Dp,
     /// WOSS: the number of copies.
@@ -55,7 +60,7 @@ pub enum Name {
 }
 
 /// All hints, each with its name as a user writes it.
-pub const NAMES: [(&str, Name); 14] = [
+pub const NAMES: [(&str, Name); 15] = [
     ("mode", Name::Mode),
     ("timing", Name::Timing),
     ("size", Name::Size),
@@ -65,6 +70,7 @@ pub const NAMES: [(&str, Name); 14] = [
     ("next_read", Name::NextRead),
     ("replicas", Name::Replicas),
     ("replicas_at", Name::ReplicasAt),
+    ("collocate", Name::Collocate),
     ("DP", Name::Dp),
     ("Replication", Name::Replication),
     ("ReplicationSemantics", Name::ReplicationSemantics),
@@ -146,6 +152,8 @@ pub struct Advice {
     pub replicas: Option<u32>,
     /// When it is there.
     pub replicas_at: Option<ReplicasAt>,
+    /// On which member its content is.
+    pub collocate: Option<Collocate>,
 }
 
 /// When a file will be read again, as the workflow's graph tells.
@@ -171,6 +179,9 @@ impl Advice {
         self.next_read = self.next_read.or(weaker.next_read);
         self.replicas = self.replicas.or(weaker.replicas);
         self.replicas_at = self.replicas_at.or(weaker.replicas_at);
+        if self.collocate.is_none() {
+            self.collocate.clone_from(&weaker.collocate);
+        }
     }
 
     /// Adds one hint. The error names what is wrong with the value, and what is allowed.
@@ -187,7 +198,11 @@ impl Advice {
             Name::NextRead => self.next_read = Some(next_read(value)?),
             Name::Replicas => self.replicas = Some(replicas(value)?),
             Name::ReplicasAt => self.replicas_at = Some(replicas_at(value)?),
-            Name::Dp => placement(value)?,
+            Name::Collocate => self.collocate = Some(collocate(value)?),
+            Name::Dp => {
+                let placed = placement(value)?;
+                self.collocate = self.collocate.take().or(placed);
+            }
             Name::Replication => match value.parse::<u32>() {
                 Ok(0) | Err(_) => return Err(format!("'{value}' is not a number of copies, 1 or more")),
                 // On one node the second copy is the store's.
@@ -213,13 +228,14 @@ fn next_read(value: &str) -> Result<NextRead, String> {
     }
 }
 
-/// WOSS's data placement: every file is on this node already.
-fn placement(value: &str) -> Result<(), String> {
+/// WOSS's data placement. (A group of any name, also `local`.)
+fn placement(value: &str) -> Result<Option<Collocate>, String> {
     let (pattern, of) = value.split_once('|').map_or((value, None), |(pattern, of)| (pattern, Some(of.trim())));
     match (pattern.trim().to_ascii_lowercase().as_str(), of) {
-        ("local", None) => Ok(()),
-        ("collocation", Some(group)) if !group.is_empty() => Ok(()),
-        ("scatter", Some(blocks)) if blocks.parse::<u64>().is_ok_and(|blocks| blocks > 0) => Ok(()),
+        ("local", None) => Ok(Some(Collocate::Local)),
+        ("collocation", Some("local")) => Ok(Some(Collocate::With("local".into()))),
+        ("collocation", Some(group)) if !group.is_empty() => collocate(group).map(Some),
+        ("scatter", Some(blocks)) if blocks.parse::<u64>().is_ok_and(|blocks| blocks > 0) => Ok(None),
         _ => Err(format!("'{value}' is none of local, collocation|GROUP, scatter|BLOCKS")),
     }
 }

@@ -20,7 +20,7 @@ pub use written::{Authority, Compress, Pattern, RuleConfig};
 use surgetank_types::sync::Arc;
 
 use crate::hint::{Advice, NextRead};
-use crate::words::{ReplicasAt, Timing};
+use crate::words::{Collocate, ReplicasAt, Timing};
 use matcher::Matcher;
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::{FsyncTarget, Mode};
@@ -66,6 +66,8 @@ pub struct Decision {
     pub replicas: Option<u32>,
     /// When it is there; `None`: as the configuration says.
     pub replicas_at: Option<ReplicasAt>,
+    /// On which member of a pool its content is; `None`: where it was made.
+    pub collocate: Option<Collocate>,
     /// The origin of `mode`; [`RuleSet::why`] states it in words.
     pub reason: Reason,
 }
@@ -138,6 +140,7 @@ impl RuleSet {
             dedup: false,
             replicas: None,
             replicas_at: None,
+            collocate: None,
             reason: Reason::default(),
         };
         let mut mode = ModeVote::default();
@@ -164,6 +167,9 @@ impl RuleSet {
             dedup = dedup.or(config.dedup);
             decision.replicas = decision.replicas.or(config.replicas);
             decision.replicas_at = decision.replicas_at.or(config.replicas_at);
+            if decision.collocate.is_none() {
+                decision.collocate.clone_from(&config.collocate);
+            }
         });
         decision.timing = timing.or(advice.timing).unwrap_or_default();
         decision.size_bytes = decision.size_bytes.or(advice.size_bytes);
@@ -175,6 +181,9 @@ impl RuleSet {
         decision.dedup = dedup.unwrap_or(false);
         decision.replicas = decision.replicas.or(advice.replicas);
         decision.replicas_at = decision.replicas_at.or(advice.replicas_at);
+        if decision.collocate.is_none() {
+            decision.collocate.clone_from(&advice.collocate);
+        }
         (decision.mode, decision.reason) = match (mode.outcome(), advice.mode) {
             ((_, Reason { rule: None, .. }), Some(mode)) => (mode, Reason { hint: true, ..Reason::default() }),
             (outcome, _) => outcome,
@@ -327,6 +336,10 @@ fn spelled(rule: &RuleConfig) -> String {
     parts.extend(rule.replicas_at.map(|when| match when {
         ReplicasAt::Later => "replicas later".to_owned(),
         ReplicasAt::Close => "replicas at close".to_owned(),
+    }));
+    parts.extend(rule.collocate.as_ref().map(|on| match on {
+        Collocate::Local => "collocate local".to_owned(),
+        Collocate::With(group) => format!("collocate {group}"),
     }));
     format!("{pattern}={}", parts.join(", "))
 }

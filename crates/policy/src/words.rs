@@ -65,6 +65,36 @@ pub fn replicas_at(text: &str) -> Result<ReplicasAt, String> {
     one_of(text, &[("later", ReplicasAt::Later), ("close", ReplicasAt::Close)])
 }
 
+/// On which member of a pool the content of a closed file is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Collocate {
+    /// On that where it was made.
+    Local,
+    /// On one member, with all files of this group.
+    With(Box<str>),
+}
+
+impl Collocate {
+    /// The group.
+    pub fn group(&self) -> Option<&str> {
+        match self {
+            Self::Local => None,
+            Self::With(group) => Some(group),
+        }
+    }
+}
+
+/// Parses `local`, or the name of a group.
+pub fn collocate(text: &str) -> Result<Collocate, String> {
+    const BYTES_MAX: usize = 255;
+    match text.trim() {
+        "local" => Ok(Collocate::Local),
+        group if !group.is_empty() && group.len() <= BYTES_MAX => Ok(Collocate::With(group.into())),
+        _ => Err(format!("'{text}' is neither local nor the name of a group, of 1 to {BYTES_MAX} bytes")),
+    }
+}
+
 /// Parses a number of members that have a file, 1 to 16.
 pub fn replicas(text: &str) -> Result<u32, String> {
     match text.trim().parse() {

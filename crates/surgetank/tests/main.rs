@@ -39,6 +39,7 @@ mod nodes;
 mod page;
 mod pool;
 mod pool_closes;
+mod pool_collocation;
 mod pool_counts;
 mod pool_crash;
 mod pool_delegations;

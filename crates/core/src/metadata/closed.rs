@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use surgetank_policy::config::ReplicasAt;
-use surgetank_policy::rule::Decision;
+use surgetank_policy::rule::{Decision, RuleConfig};
 use surgetank_state::{Inode, Tree};
 use surgetank_types::model::{FileId, Kind, Timestamp};
 use surgetank_types::sync::atomic::Ordering;
@@ -91,10 +91,13 @@ pub(crate) fn note_from_now_on(metadata: &Metadata) {
     let _ = metadata.closed.set(Closed { files: Mutex::new(known), news: Condvar::new() });
 }
 
-/// In a pool: the file may need copies at other members.
+/// In a pool: the file may need copies at other members, or belong there.
 pub(crate) fn note(metadata: &Metadata, tree: &Tree, id: FileId) {
     let Some(closed) = metadata.closed.get() else { return };
-    let by_rule = || metadata.rules.rules().any(|rule| rule.replicas.is_some_and(|wanted| wanted > 1));
+    let by_rule = || {
+        let wants = |rule: &RuleConfig| rule.replicas.is_some_and(|wanted| wanted > 1) || rule.collocate.is_some();
+        metadata.rules.rules().any(wants)
+    };
     if metadata.config.replicas > 1 || tree.hints.any || by_rule() {
         closed.files.lock().unwrap_or_else(PoisonError::into_inner).push(id);
         closed.news.notify_one();

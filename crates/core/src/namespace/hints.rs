@@ -122,10 +122,13 @@ impl FileHints {
             Ok(Name::Pin) => judge(nearer.pin.is_some(), advice.pin == Some(decision.pin)),
             Ok(Name::Replicas) => judge(nearer.replicas.is_some(), advice.replicas == decision.replicas),
             Ok(Name::ReplicasAt) => judge(nearer.replicas_at.is_some(), advice.replicas_at == decision.replicas_at),
+            Ok(Name::Collocate | Name::Dp) if advice.collocate.is_some() => {
+                judge(nearer.collocate.is_some(), advice.collocate == decision.collocate)
+            }
             Ok(Name::NextRead) if nearer.next_read.is_some() => NEARER,
             Ok(Name::Prefetch | Name::NextRead) => "",
             Err(_) => "; not known here, without effect",
-            Ok(Name::Dp | Name::ReplicationSemantics | Name::CacheSize | Name::BlockSize) => {
+            Ok(Name::Dp | Name::Collocate | Name::ReplicationSemantics | Name::CacheSize | Name::BlockSize) => {
                 "; without effect on one node"
             }
         }
@@ -298,7 +301,11 @@ impl FileHints {
         if inode.is_dir() || inode.dirty() {
             self.rules_changed(tree, id);
             self.retime(tree, id, &path);
-        } else if inode.replica.is_some() && self.metadata.decided(tree, id, &path).mode == Mode::Move {
+            return;
+        }
+        // (Its content may belong to another member now.)
+        closed::note(&self.metadata, tree, id);
+        if inode.replica.is_some() && self.metadata.decided(tree, id, &path).mode == Mode::Move {
             then.leaves.push(id);
         }
     }

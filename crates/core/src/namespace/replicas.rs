@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use rustix::fs::{Timespec, Timestamps, fstat, futimens};
 use surgetank_policy::config::Survives;
+use surgetank_policy::hint::Collocate;
 use surgetank_state::{Inode, PlainId, Tree};
 use surgetank_types::ladder;
 use surgetank_types::model::{FileId, FsyncTarget, Kind, NodeId, OpKind, Role, Timestamp};
@@ -65,6 +66,27 @@ pub struct Sealed {
     pub above: Vec<Above>,
     /// On how many members it is to be.
     pub wanted: u32,
+    /// The files with which its content is to be on one member.
+    pub group: Option<Box<str>>,
+    /// The store has it.
+    pub is_clean: bool,
+}
+
+/// Which states of a file count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Which {
+    /// Sealed, or at a close that waits; the store does not have it.
+    Sealed,
+    /// Also a version that was made here and that the store has.
+    OrClean,
+    /// Also a file that a program may write.
+    OrOpen,
+}
+
+impl Sealed {
+    fn which(&self) -> Which {
+        if self.is_clean { Which::OrClean } else { Which::Sealed }
+    }
 }
 
 /// A file in the directory of contents.
@@ -80,8 +102,8 @@ pub struct HeldFile {
 
 /// Which files need copies, and what they are.
 pub struct Replicas {
-    base: Base,
-    files: Arc<Files>,
+    pub(super) base: Base,
+    pub(super) files: Arc<Files>,
 }
 
 impl Replicas {
@@ -101,13 +123,32 @@ impl Replicas {
 
     /// What is to be copied of the file. `None`: nothing, now.
     pub fn sealed(&self, id: FileId) -> Option<Sealed> {
-        self.sealed_in(&self.files.metadata.read_tree(), id)
+        self.state_in(&self.files.metadata.read_tree(), id, Which::Sealed)
     }
 
-    fn sealed_in(&self, tree: &Tree, id: FileId) -> Option<Sealed> {
+    /// The same as for `then`, now.
+    pub fn now(&self, id: FileId, then: &Sealed) -> Option<Sealed> {
+        self.now_in(&self.files.metadata.read_tree(), id, then)
+    }
+
+    pub(super) fn now_in(&self, tree: &Tree, id: FileId, then: &Sealed) -> Option<Sealed> {
+        self.state_in(tree, id, then.which())
+    }
+
+    /// Name and rights of a file that the store does not have, also while a program writes it.
+    pub fn named(&self, id: FileId) -> Option<Sealed> {
+        self.state_in(&self.files.metadata.read_tree(), id, Which::OrOpen)
+    }
+
+    pub(super) fn state_in(&self, tree: &Tree, id: FileId, which: Which) -> Option<Sealed> {
         let inode = tree.get(id).filter(|inode| inode.attr.kind == Kind::File)?;
-        let at_close = if inode.sealed { None } else { Some(self.at_close(id)?) };
-        if at_close.is_none() && !inode.dirty() {
+        let at_close = match which {
+            Which::OrOpen => None,
+            _ if inode.sealed => None,
+            _ => Some(self.at_close(id)?),
+        };
+        let is_clean = inode.sealed && !inode.dirty();
+        if is_clean && !(which == Which::OrClean && inode.version > 0) {
             return None;
         }
         // (The store has the content of a spilled file.)
@@ -132,7 +173,9 @@ impl Replicas {
             home: inode.home().map(|home| u32::from(home.0)),
             directory,
             above: above(tree, directory),
-            wanted: decision.replicas.unwrap_or(self.base.config.replicas),
+            wanted: if is_clean { 1 } else { decision.replicas.unwrap_or(self.base.config.replicas) },
+            group: decision.collocate.as_ref().and_then(Collocate::group).map(Box::from),
+            is_clean,
         })
     }
 
@@ -228,7 +271,7 @@ impl Replicas {
     pub fn is_still(&self, id: FileId, then: &Sealed) -> bool {
         let _inode = self.files.metadata.lock_inode(id);
         let tree = self.files.metadata.read_tree();
-        let now = self.sealed_in(&tree, id);
+        let now = self.now_in(&tree, id, then);
         // (What else has changed the holders learn at the next look.)
         let of = |sealed: &Sealed| {
             ((sealed.version, sealed.moment), sealed.epoch, sealed.path.clone(), sealed.perm, sealed.owner)
@@ -296,8 +339,9 @@ impl Replicas {
         files.into_iter().filter(|id| tree.get(*id).is_some_and(|inode| inode.spill().is_some())).count() as u64
     }
 
-    /// The member that has the content is lost: a copy of this version, which is here, takes its place. Returns whether it did.
-    pub fn comes_home(&self, id: FileId, version: u32, copy: &File) -> io::Result<bool> {
+    /// The content comes to the member that has the name: a copy of this version, which is here, takes its place. Returns whether it
+    /// did. `if_closed`: only if no program has it open. (Otherwise it is lost where it was.)
+    pub fn comes_home(&self, id: FileId, version: u32, copy: &File, if_closed: bool) -> io::Result<bool> {
         let metadata = &self.files.metadata;
         let _inode = metadata.lock_inode(id);
         let opened = {
@@ -318,9 +362,10 @@ impl Replicas {
         futimens(&file, &Timestamps { last_access: time(attr.atime), last_modification: time(attr.mtime) })?;
         file.sync_all()?;
         let blocks = u64::try_from(fstat(&file)?.st_blocks).unwrap_or(0);
-        let open = metadata.open_of(id);
         let mut tree = metadata.write_tree();
-        let Some(inode) = tree.get_mut(id).filter(|inode| inode.home().is_some()) else { return Ok(false) };
+        let open = metadata.open_of(id);
+        let is_one = |inode: &&mut Inode| inode.home().is_some() && !(if_closed && open.is_some());
+        let Some(inode) = tree.get_mut(id).filter(is_one) else { return Ok(false) };
         let known = inode.charged_bytes;
         let charged = open.map_or(known, |open| open.charged_bytes.swap(blocks * 512, Ordering::Relaxed));
         device.add_used((blocks * 512) as i64 - charged as i64);

@@ -15,7 +15,7 @@ use super::key::{
 };
 use super::{Authority, Pattern, RuleConfig, Survives, TierConfig};
 use crate::words::quantity::size_bytes;
-use crate::words::{mode, one_of, replicas, replicas_at, timing};
+use crate::words::{collocate, mode, one_of, replicas, replicas_at, timing};
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::FsyncTarget;
 
@@ -172,6 +172,7 @@ impl File<'_> {
                 "pin" => made.pin = self.truth(key, value)?,
                 "replicas" => made.replicas = Some(replicas(&self.scalar(key, value)?).map_err(wrong)?),
                 "replicas_at" => made.replicas_at = Some(replicas_at(&self.scalar(key, value)?).map_err(wrong)?),
+                "collocate" => made.collocate = Some(collocate(&self.scalar(key, value)?).map_err(wrong)?),
                 "dedup" => made.dedup = Some(self.truth(key, value)?),
                 "compress" => made.compress = Some(compress(&self.scalar(key, value)?).map_err(wrong)?),
                 _ => return Err(unknown("key", key, &at.label, RULE_KEYS.iter().copied())),

@@ -53,7 +53,7 @@ pub const LISTS: [&str; 2] = ["tiers", "rules"];
 /// Keys of one `[[tiers]]` table.
 pub const TIER_KEYS: [&str; 5] = ["name", "path", "paths", "size", "survives"];
 /// Keys of one `[[rules]]` table.
-pub const RULE_KEYS: [&str; 12] = [
+pub const RULE_KEYS: [&str; 13] = [
     "match",
     "mode",
     "timing",
@@ -66,6 +66,7 @@ pub const RULE_KEYS: [&str; 12] = [
     "dedup",
     "replicas",
     "replicas_at",
+    "collocate",
 ];
 
 /// The place of a value (`surgetank.toml:12`, `SURGETANK_FSYNC`, `--fsync`), the base of its relative paths, and its authority.

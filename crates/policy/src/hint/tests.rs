@@ -22,6 +22,7 @@ fn hint_values_have_the_forms_of_rules() {
         ("next_read", "12"),
         ("replicas", "2"),
         ("replicas_at", "close"),
+        ("collocate", "sums"),
     ]);
     let expected = Advice {
         mode: Some(Mode::Keep),
@@ -33,6 +34,7 @@ fn hint_values_have_the_forms_of_rules() {
         next_read: Some(NextRead::At(12)),
         replicas: Some(2),
         replicas_at: Some(ReplicasAt::Close),
+        collocate: Some(Collocate::With("sums".into())),
     };
     assert_eq!(*all.advice(), expected);
     assert_eq!(all.value("size"), Some("1G"), "as it was given");
@@ -50,7 +52,7 @@ fn unknown_hint_is_refused_with_allowed_values() {
             "1",
             &[
                 "no hint 'replica'",
-                "known are mode, timing, size, tier, pin, prefetch, next_read, replicas, replicas_at, DP",
+                "known are mode, timing, size, tier, pin, prefetch, next_read, replicas, replicas_at, collocate, DP",
             ],
         ),
         ("", "1", &["no hint ''"]),
@@ -67,6 +69,8 @@ fn unknown_hint_is_refused_with_allowed_values() {
         ("next_read", "soon", &["next_read: 'soon'", "whole number", "never"]),
         ("next_read", "-1", &["next_read: '-1'"]),
         ("replicas", "0", &["replicas: '0'", "1 to 16"]),
+        ("collocate", " ", &["collocate: ' '", "neither local nor the name of a group"]),
+        ("collocate", &"g".repeat(256), &["1 to 255 bytes"]),
         ("DP", "remote", &["DP: 'remote'", "local, collocation|GROUP, scatter|BLOCKS"]),
         ("DP", "scatter|none", &["DP: 'scatter|none'"]),
         ("DP", "collocation|", &["DP: 'collocation|'"]),
@@ -94,19 +98,30 @@ fn woss_hints_on_one_node_get_their_meaning() {
     assert_eq!(copies("99"), Advice { mode: Some(Mode::Copy), replicas: Some(16), ..once });
     assert_eq!(hints(&[("Replication", "3"), ("replicas", "2")]).advice().replicas, Some(2), "said outright");
     assert_eq!(hints(&[("Replication", "2"), ("mode", "keep")]).advice().mode, Some(Mode::Keep), "said outright");
-    for (name, value) in [
-        ("DP", "local"),
-        ("DP", "Local"),
-        ("DP", "collocation|g1"),
-        ("DP", "collocation | g1"),
-        ("DP", "scatter|4"),
-        ("CacheSize", "64K"),
-        ("BlockSize", "1M"),
-    ] {
+    for (name, value) in [("DP", "scatter|4"), ("CacheSize", "64K"), ("BlockSize", "1M")] {
         let remembered = hints(&[(name, value)]);
         assert_eq!(remembered.advice(), &Advice::default(), "{name}={value}");
         assert_eq!(remembered.texts().collect::<Vec<_>>(), [(name, value)]);
     }
+}
+
+#[test]
+fn data_placement_of_woss_is_collocation() {
+    let on = |given: &[(&str, &str)]| hints(given).advice().collocate.clone();
+    for (value, expected) in [
+        ("local", Collocate::Local),
+        ("Local", Collocate::Local),
+        ("collocation|g1", Collocate::With("g1".into())),
+        ("collocation | g1", Collocate::With("g1".into())),
+        ("collocation|local", Collocate::With("local".into())),
+    ] {
+        assert_eq!(on(&[("DP", value)]), Some(expected), "{value}");
+    }
+    let both = [("DP", "collocation|theirs"), ("collocate", "ours")];
+    assert_eq!(on(&both), Some(Collocate::With("ours".into())), "said outright");
+    let mut nearer = hints(&[("DP", "local")]).advice().clone();
+    nearer.or(hints(&both).advice());
+    assert_eq!(nearer.collocate, Some(Collocate::Local), "a nearer hint wins");
 }
 
 #[test]

@@ -136,6 +136,7 @@ fn hint_overrides_built_in_rules_but_not_written_ones() {
         next_read: None,
         replicas: None,
         replicas_at: None,
+        collocate: None,
     };
     let decide =
         |rules: &[RuleConfig], path: &str| RuleSet::new(rules).expect("rules").decide_hinted(path.as_bytes(), &advice);

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::words::{ReplicasAt, Timing};
+use crate::words::{Collocate, ReplicasAt, Timing};
 use surgetank_types::model::{FsyncTarget, Mode};
 
 /// The paths that a rule applies to, relative to the directory that is served.
@@ -57,6 +57,8 @@ pub struct RuleConfig {
     pub replicas: Option<u32>,
     /// When it is there.
     pub replicas_at: Option<ReplicasAt>,
+    /// On which member of a pool its content is.
+    pub collocate: Option<Collocate>,
     /// The kind of source that has the rule.
     pub authority: Authority,
     /// The place where it is written: `surgetank.toml:12`, `.sea_flushlist:3`, `--rule`.
@@ -79,6 +81,7 @@ impl RuleConfig {
             dedup: None,
             replicas: None,
             replicas_at: None,
+            collocate: None,
             authority,
             origin: origin.into(),
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use surgetank_types::model::{Attr, StoreIdentity};
 
-use super::replicas::Hold;
+use super::replicas::{Hold, Record};
 pub use parts::{
     Change, Content, Copied, Delegated, DelegatedName, Departs, Found, Home, Listed, Lock, LockKind, Moved, Moving,
     Need, Stored, Time,
@@ -268,6 +268,13 @@ pub enum Ask {
     SumHome {
         number: u64,
     },
+    /// Send that member the content that the receiver has for a file of the asking member: all but the message with which the copy
+    /// counts. Done: it is there.
+    SendHome {
+        to: u32,
+        attempt: u64,
+        record: Box<Record>,
+    },
     /// What a name leads to: [`Answer::Found`], which does not count as a look-up. The receiver's kernel is not asked: a program
     /// may hold the directory's lock there, and wait for the asking member.
     NameOf {
@@ -395,6 +402,7 @@ impl Ask {
                 | Self::HomeAttributes { .. }
                 | Self::ChangeHome { .. }
                 | Self::SumHome { .. }
+                | Self::SendHome { .. }
                 | Self::Needs { .. }
                 | Self::EndHome { .. }
                 | Self::NameOf { .. }

@@ -430,6 +430,7 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         | Ask::HomeAttributes { .. }
         | Ask::ChangeHome { .. }
         | Ask::SumHome { .. }
+        | Ask::SendHome { .. }
         | Ask::Needs { .. }
         | Ask::EndHome { .. }
         | Ask::NameOf { .. }

@@ -388,7 +388,7 @@ impl Process {
     /// Asks the agent, or the next one. `None`: none has answered in time.
     fn agents_answer(&self, member: MemberId, ask: &Ask) -> Option<Vec<u8>> {
         // (A prefetch takes as long as the store does.)
-        let is_long = matches!(ask, Ask::Tend { .. } | Ask::Stage { .. } | Ask::EndStage { .. });
+        let is_long = matches!(ask, Ask::Tend { .. } | Ask::Stage { .. } | Ask::EndStage { .. } | Ask::SendHome { .. });
         let until = tick() + if is_long { TENDING } else { WISH };
         let token = self.tokens.fetch_add(1, Ordering::Relaxed);
         hold(&self.asked).insert(token, None);

@@ -72,7 +72,8 @@ impl Record {
     }
 
     fn is_of_version_of(&self, other: &Self) -> bool {
-        self.version == other.version && self.home == other.home
+        // (A version that is sealed is the same wherever its home is.)
+        self.version == other.version && (self.home == other.home || self.moment == 0 && other.moment == 0)
     }
 
     /// The copy is of this version at an earlier close. It stays until a look has compared the contents, or the new one is there.
@@ -83,6 +84,16 @@ impl Record {
     /// May this be the new record of a copy that has had that one? (It is not if the copy is of a later close.)
     pub fn may_be_said_of(&self, known: &Self) -> bool {
         self.version == known.version && (self.moment == 0 || self.moment >= known.moment && known.moment != 0)
+    }
+
+    /// Are both of the content itself, which this member has?
+    pub fn is_of_home(&self, member: u32, known: &Self) -> bool {
+        self.home == Some(member) && known.home == Some(member)
+    }
+
+    /// Would both bring a file back under the same name?
+    pub fn has_name_of(&self, other: &Self) -> bool {
+        (&self.path, self.perm, self.owner, &self.above) == (&other.path, other.perm, other.owner, &other.above)
     }
 
     /// The name and rights of this record, and the content of that one.
@@ -110,12 +121,15 @@ pub enum Hold {
         content: Vec<u8>,
         is_last: bool,
     },
-    /// These files are other ones now, or need no copy; these have other names or attributes. Of two messages about a file the
-    /// one with the higher `attempt` counts, whichever comes first.
-    Changed { attempt: u64, gone: Vec<u64>, records: Vec<Record> },
+    /// These files are other ones now, or need no copy; these have other names or attributes. `stored`: the receiver is the home, and
+    /// the store has them. Of two messages about a file the one with the higher `attempt` counts, whichever comes first.
+    Changed { attempt: u64, gone: Vec<u64>, stored: Vec<u64>, records: Vec<Record> },
     /// Which copies are there with numbers from `first` on: the records of at most [`LISTED_MAX`]. None of an attempt before `since`
     /// counts from now on.
     List { since: u64, first: u64 },
+    /// The receiver is to be the home of this version, of which it has a copy. The copy is the content from now on. The record stays
+    /// until the owner says otherwise.
+    Home { attempt: u64, record: Record },
 }
 
 /// The copies of this member's files at other members.
@@ -178,7 +192,11 @@ impl Copies {
         let entry = all.entry(record.number).or_default();
         let there = entry.holders.get(&member);
         let may_be = there.is_none_or(|holder| holder.has.as_ref().is_some_and(|has| record.follows(has)));
-        if entry.is_being_made || !may_be || entry.records().any(|known| known.version != record.version) {
+        let is_older = |(of, has): (&u32, &Holder)| {
+            let has = has.has.as_ref().filter(|_| Some(*of) != record.home);
+            has.is_some_and(|has| has.version != record.version)
+        };
+        if entry.is_being_made || !may_be || entry.holders.iter().any(is_older) {
             return false;
         }
         entry.is_being_made = true;
@@ -272,7 +290,10 @@ impl Copies {
     pub fn says(&self, record: Record, member: u32, attempt: u64) {
         let mut all = self.hold();
         let holder = all.get_mut(&record.number).and_then(|entry| entry.holders.get_mut(&member));
-        let is_of_it = |holder: &Holder| holder.has.as_ref().is_some_and(|has| record.may_be_said_of(has));
+        let is_of_it = |holder: &Holder| {
+            let may_be_said = |has: &Record| record.may_be_said_of(has) || record.is_of_home(member, has);
+            holder.has.as_ref().is_some_and(may_be_said)
+        };
         if let Some(holder) = holder.filter(|holder| holder.made < attempt && is_of_it(holder)) {
             holder.has = Some(record);
         }

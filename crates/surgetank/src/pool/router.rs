@@ -12,7 +12,7 @@ mod believed;
 mod bundles;
 mod changes;
 mod closing;
-mod copies;
+pub mod copies;
 mod delegated;
 mod delegating;
 mod forward;
@@ -30,11 +30,13 @@ mod names;
 mod order;
 pub mod owners;
 mod pieces;
+mod placing;
 mod remote;
 mod rights;
 mod sending;
 mod serving;
 mod shim;
+pub mod single;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -53,7 +55,6 @@ use super::others::{Drains, Others, Wish};
 use super::status::PoolStatus;
 use crate::mount::{Filesystem, killed, wait_long};
 use believed::Believed;
-pub use copies::{come_home, single_copies};
 pub use lasting::Lasting;
 use lasting::Left;
 pub use moves::numbered_request;
@@ -103,7 +104,6 @@ pub struct Router<F> {
     left_members: Left,
     lengths: lengths::Lengths,
     lost: lost::Lost,
-    /// Copies of this member's files at others, and of theirs here.
     outgoing: copies::Outgoing,
     held: held::Held,
     closing: closing::Closing,

@@ -42,6 +42,10 @@ impl Contents {
         self.all.contains_key(&(member, path.to_vec()))
     }
 
+    pub fn path(&self, member: u32, number: u64) -> Option<&Vec<u8>> {
+        self.paths.get(&(member, number))
+    }
+
     pub fn get_mut(&mut self, member: u32, number: u64) -> Option<&mut Content> {
         let path = self.paths.get(&(member, number))?;
         self.all.get_mut(&(member, path.clone())).map(|(_, content)| content)

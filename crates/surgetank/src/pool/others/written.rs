@@ -209,6 +209,14 @@ impl Written {
         tables.contents.of(member).filter(|(_, content)| paths.contains(&content.path)).cloned().collect()
     }
 
+    /// Is this one still among them?
+    pub fn is_to_be_put_back(&self, member: u32, number: u64) -> bool {
+        let tables = self.tables();
+        let Some(path) = tables.contents.path(member, number) else { return false };
+        let is_open = || tables.open.iter().any(|((of, _), open)| *of == member && open == path);
+        tables.paths.get(&member).is_some_and(|paths| paths.contains_key(path)) || is_open()
+    }
+
     /// Some content is put back.
     pub fn puts_back(&self) {
         self.puts.fetch_add(1, Ordering::SeqCst);

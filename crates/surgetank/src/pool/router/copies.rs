@@ -25,6 +25,7 @@ use super::super::link::{Link, NoAnswer};
 use super::super::replicas::{Copies, Hold, LISTED_MAX, Record, Sum};
 use super::adopt::Names;
 use super::lengths::end_name;
+use super::placing::{self, Moving};
 use super::{PATIENCE, Router, delegating, held, sending};
 use crate::mount::request::ReleaseFlags;
 use crate::mount::{Filesystem, Opened, killed_at_close};
@@ -61,6 +62,8 @@ pub(super) struct Outgoing {
     pub(super) sums: Mutex<BTreeMap<u64, (u32, Sum)>>,
     /// So many losses were looked at.
     losses: AtomicUsize,
+    /// Files that go to another home.
+    pub(super) moving: Moving,
 }
 
 #[derive(Default)]
@@ -87,6 +90,7 @@ impl Outgoing {
             begun: tick(),
             sums: Mutex::default(),
             losses: AtomicUsize::new(0),
+            moving: Moving::default(),
         }
     }
 
@@ -200,6 +204,7 @@ pub(super) fn begin<F: Filesystem>(router: &Arc<Router<F>>) {
         begun &= spawn(router, "pool-copying", |router| {
             if let Some(number) = router.outgoing.next() {
                 sending::copy(router, number, &|| true);
+                placing::place(router, number);
                 router.outgoing.has_copied(number);
             }
         });
@@ -436,6 +441,14 @@ fn compare_for_program<F: Filesystem>(router: &Router<F>, numbers: &[u64]) -> Fs
     Ok(())
 }
 
+/// What a holder is told.
+#[derive(Default)]
+struct Told {
+    gone: Vec<u64>,
+    stored: Vec<u64>,
+    records: Vec<Record>,
+}
+
 /// Compares copies with the files, and tells the holders what has changed. Returns whether all have learnt it.
 fn compare<F: Filesystem>(router: &Router<F>, numbers: &[u64], until: Instant) -> bool {
     let copies = &router.outgoing.copies;
@@ -448,12 +461,31 @@ fn compare<F: Filesystem>(router: &Router<F>, numbers: &[u64], until: Instant) -
     }
     // (After the messages that made those. A holder refuses this one after a later one, and then it is said again.)
     let attempt = next_attempt(router);
-    let mut told = BTreeMap::<u32, (Vec<u64>, Vec<Record>)>::new();
+    let mut told = BTreeMap::<u32, Told>::new();
     for (number, holders) in &all {
         let sealed = router.namespace.replicas.sealed(FileId(*number));
         let record = sealed.map(|sealed| Record::of(*number, &sealed));
+        let home = router.namespace.homes.home_of(FileId(*number));
         for (member, has) in holders {
+            // (The content itself is here.)
+            let is_here = || record.as_ref().is_some_and(|now| now.home.is_none());
+            let is_needless = *member == router.link.member() && is_here() && !router.outgoing.moving.has(*number);
+            let of_home = has.as_ref().filter(|has| has.home == Some(*member) && home == Some(*member));
+            if let Some(has) = of_home {
+                // (The content itself: the member learns its name.)
+                let named = router.namespace.replicas.named(FileId(*number));
+                match named.map(|named| Record::of(*number, &named)) {
+                    Some(now) if now.has_name_of(has) => {}
+                    Some(now) => told.entry(*member).or_default().records.push(now),
+                    None if router.namespace.homes.is_removed(FileId(*number)) => {
+                        told.entry(*member).or_default().gone.push(*number);
+                    }
+                    None => told.entry(*member).or_default().stored.push(*number),
+                }
+                continue;
+            }
             let now = match record.as_ref().zip(has.as_ref()) {
+                _ if is_needless => None,
                 Some((record, has)) if record.is_of_content_of(has) => Some((record.clone(), has)),
                 Some((record, has)) if record.follows(has) => {
                     // (Of a close. A thread compares it with what is sealed. The next close does so itself.)
@@ -464,18 +496,18 @@ fn compare<F: Filesystem>(router: &Router<F>, numbers: &[u64], until: Instant) -
             };
             match now {
                 Some((record, has)) if record.says(has) => {}
-                Some((record, _)) => told.entry(*member).or_default().1.push(record),
-                None => told.entry(*member).or_default().0.push(*number),
+                Some((record, _)) => told.entry(*member).or_default().records.push(record),
+                None => told.entry(*member).or_default().gone.push(*number),
             }
         }
     }
     let mut have_learnt = are_made;
-    for (member, (gone, records)) in told {
-        let hold = Hold::Changed { attempt, gone: gone.clone(), records: records.clone() };
+    for (member, Told { gone, stored, records }) in told {
+        let hold = Hold::Changed { attempt, gone: gone.clone(), stored: stored.clone(), records: records.clone() };
         let answer = tell(router, member, hold, until);
         match answer {
             Ok(Answer::Done) | Err(NoAnswer::Gone) => {
-                for number in gone {
+                for number in gone.into_iter().chain(stored) {
                     copies.has_gone(number, member, attempt, || router.namespace.replicas.is_alone(FileId(number)));
                     // (It may be a newer version that needs copies.)
                     router.outgoing.add([number]);
@@ -502,7 +534,7 @@ pub(super) fn comes_home<F: Filesystem>(router: &Router<F>, id: FileId) -> bool 
     }
     let Some((version, copy)) = held::version_of(router, id.0).zip(held::id_of(router, id.0)) else { return false };
     let replicas = &router.namespace.replicas;
-    match replicas.open(copy).and_then(|copy| replicas.comes_home(id, version, &copy)) {
+    match replicas.open(copy).and_then(|copy| replicas.comes_home(id, version, &copy, false)) {
         Ok(comes) => {
             if comes {
                 delegating::changed(router, id.0);
@@ -524,7 +556,8 @@ pub fn come_home<F: Filesystem>(router: &Router<F>) -> Vec<FileId> {
     }
     let lost = router.link.lost();
     let mut records = held::of(router, router.link.member());
-    records.retain(|record| record.home.is_some_and(|home| lost.contains_key(&home)));
+    let home = |record: &Record| router.namespace.homes.home_of(FileId(record.number));
+    records.retain(|record| home(record).is_some_and(|home| lost.contains_key(&home)));
     let (come, mut stay): (Vec<u64>, Vec<u64>) =
         records.iter().map(|record| record.number).partition(|number| comes_home(router, FileId(*number)));
     // (They need other copies now.)
@@ -535,57 +568,6 @@ pub fn come_home<F: Filesystem>(router: &Router<F>) -> Vec<FileId> {
         sealed.is_some_and(|sealed| held::version_of(router, *number) == Some(sealed.version))
     });
     stay.into_iter().map(FileId).collect()
-}
-
-/// Files of this member whose content one member alone has.
-#[derive(Debug, Default)]
-pub struct SingleCopies {
-    /// How many.
-    pub files: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// How many each member has, of their contents or of their names.
-    pub at: BTreeMap<u32, u64>,
-}
-
-/// Files that the store does not have and that are on one member only.
-pub fn single_copies<F: Filesystem>(router: &Router<F>) -> SingleCopies {
-    let lost = router.link.lost();
-    let me = router.link.member();
-    // (The table may still have one that has left.)
-    let known = router.link.status(MEMBERS_EVERY).map(|status| status.members).unwrap_or_default();
-    let is_member = |member: u32| known.is_empty() || known.iter().any(|one| one.member == member);
-    // Other members with a copy of the file as it is now.
-    let holders = |number: u64, home: u32| {
-        let whole = router.outgoing.copies.whole(number);
-        // (A copy of an earlier close does not have what came after it.)
-        let of_now = |has: &Record| {
-            let now = || router.namespace.replicas.sealed(FileId(number));
-            has.moment == 0 || now().is_some_and(|now| Record::of(number, &now).is_of_content_of(has))
-        };
-        let whole = whole.into_iter().filter(|(_, has)| has.as_ref().is_some_and(of_now)).map(|(member, _)| member);
-        let is_there = |member: &u32| *member != home && !lost.contains_key(member) && is_member(*member);
-        whole.filter(is_there).collect::<BTreeSet<u32>>()
-    };
-    let mut single = SingleCopies::default();
-    for (number, bytes) in router.namespace.replicas.undrained() {
-        let home = router.namespace.homes.home_of(FileId(number)).unwrap_or(me);
-        let holders = holders(number, home);
-        if holders.is_empty() {
-            single.files += 1;
-            single.bytes += bytes;
-            *single.at.entry(home).or_default() += 1;
-        }
-        // (The name may not come back from its home: another member's program may have made it.)
-        if home != me && holders.iter().all(|holder| *holder == me) {
-            *single.at.entry(me).or_default() += 1;
-        }
-    }
-    let spilled = router.namespace.replicas.spilled();
-    if spilled > 0 {
-        *single.at.entry(me).or_default() += spilled;
-    }
-    single
 }
 
 /// This member leaves: no holder keeps anything of it. (The store has everything.)

@@ -9,6 +9,7 @@
 //! in the order in which it says it.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -44,6 +45,8 @@ pub(super) struct Held {
     since: Mutex<HashMap<u32, u64>>,
     /// By number: the last message, and when it came. An earlier one that comes later does not count.
     latest: Mutex<HashMap<u64, (u64, Instant)>>,
+    /// Held while contents that are not needed are removed. (A copy that becomes content does not take the name of one.)
+    pub(super) removing: Mutex<()>,
     /// Since when an owner of copies does not answer, if this member is to leave.
     silent: Mutex<Option<Instant>>,
 }
@@ -118,6 +121,9 @@ pub(super) fn find<F: Filesystem>(router: &Router<F>) {
                 records(router).insert(record.number, record);
             }
             (Some(b'p' | b'c'), _) => remove(router, &name),
+            (Some(_), Some(record)) if is_content(router, &record) => {
+                records(router).insert(record.number, record);
+            }
             // (It was to be put back.)
             (Some(_), Some(record)) => is_to_come_back(router, &record),
             _ => {}
@@ -125,13 +131,19 @@ pub(super) fn find<F: Filesystem>(router: &Router<F>) {
     }
 }
 
-/// The owner of the names says something about copies here.
+/// The owner of the names says something about copies here, or the home sends the content of one.
 pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, hold: &Hold) -> Answer {
     let of_member = |number: &u64| owner_of(*number) == member;
+    let sends = |record: &Record, is_last: bool| record.home == Some(member) && !is_last;
     match hold {
-        Hold::Piece { record, .. } if !of_member(&record.number) || !is_path(&record.path) => failed(Errno::PERM),
+        Hold::Piece { record, is_last, .. }
+            if !(of_member(&record.number) || sends(record, *is_last)) || !is_path(&record.path) =>
+        {
+            failed(Errno::PERM)
+        }
         Hold::Piece { record, attempt, .. } if !router.held.counts(record.number, *attempt) => failed(Errno::STALE),
         Hold::Piece { record, attempt, offset, content, is_last } => {
+            let member = owner_of(record.number);
             match take(router, member, record, (*attempt, *offset), content, *is_last) {
                 Ok(()) => Answer::Done,
                 Err(fault) => {
@@ -148,7 +160,7 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, hold: &Hold)
                 }
             }
         }
-        Hold::Changed { attempt, gone, records } => {
+        Hold::Changed { attempt, gone, stored, records } => {
             // (One message after the other, and no copy becomes one meanwhile.)
             let since = router.held.since();
             if since.get(&member).is_some_and(|since| attempt < since) {
@@ -162,6 +174,7 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, hold: &Hold)
                 counts
             };
             gone.iter().filter(|number| counts(number)).for_each(|number| drop_copy(router, *number));
+            stored.iter().filter(|number| counts(number)).for_each(|number| is_stored(router, *number));
             let ours = records.iter().filter(|record| is_path(&record.path) && counts(&record.number));
             let said = ours.map(|record| says(router, record)).fold(Ok(()), Result::and);
             match said {
@@ -170,6 +183,16 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, hold: &Hold)
                 Ok(()) => Answer::Done,
                 Err(Fault { errno, .. }) => failed(errno),
             }
+        }
+        Hold::Home { record, .. } if !of_member(&record.number) || !is_path(&record.path) => failed(Errno::PERM),
+        Hold::Home { attempt, record } => {
+            // (No message of an earlier agent, and none that drops the copy, comes between.)
+            let since = router.held.since();
+            let is_late = since.get(&member).is_some_and(|since| attempt < since);
+            if is_late || !router.held.counts(record.number, *attempt) {
+                return failed(Errno::STALE);
+            }
+            becomes_content(router, record).map_or_else(|fault| failed(fault.errno), |()| Answer::Done)
         }
         Hold::List { since, first } => {
             // (From now on none of an earlier agent comes.)
@@ -221,7 +244,7 @@ pub(super) fn take<F: Filesystem>(
 
 fn begin_part<F: Filesystem>(router: &Router<F>, key: (u32, u64), record: &Record, attempt: u64) -> FsResult<()> {
     let replicas = &router.namespace.replicas;
-    if router.left.load(std::sync::atomic::Ordering::SeqCst) || !replicas.has_room_for(record.size_bytes) {
+    if router.left.load(Ordering::SeqCst) || !replicas.has_room_for(record.size_bytes) {
         return Err(Errno::NOSPC.into());
     }
     let name = format!("{}.p{}.{attempt}", router.link.key(), record.number);
@@ -279,6 +302,10 @@ fn complete<F: Filesystem>(router: &Router<F>, key: (u32, u64), record: &Record,
 fn note<F: Filesystem>(router: &Router<F>, id: u64, record: &Record) -> FsResult<()> {
     let value = postcard::to_stdvec(record).map_err(|_| Errno::INVAL)?;
     router.door.setxattr(&agent(), id, RECORD, &value, 0)?;
+    if is_content(router, record) {
+        // (Programs may write it.)
+        return Ok(());
+    }
     let (atime, mtime) = (Some(TimeChange::At(record.times.0)), Some(TimeChange::At(record.times.1)));
     router.door.setattr(&agent(), id, &SetAttr { atime, mtime, ..SetAttr::default() })?;
     Ok(())
@@ -287,23 +314,75 @@ fn note<F: Filesystem>(router: &Router<F>, id: u64, record: &Record) -> FsResult
 /// A copy here is of a file with another name, or other attributes. Errors: ENOENT, there is none of this version;
 /// ESTALE, it is of a later close.
 fn says<F: Filesystem>(router: &Router<F>, record: &Record) -> FsResult<()> {
-    let known = records(router).get(&record.number).filter(|known| known.version == record.version).cloned();
-    if !record.may_be_said_of(&known.ok_or(Errno::NOENT)?) {
+    let known = record_of(router, record.number).ok_or(Errno::NOENT)?;
+    // (Otherwise the owner has not made this member the home, or another one since.)
+    if is_content(router, &known) != is_content(router, record) {
+        return Err(Errno::NOENT.into());
+    }
+    if !is_content(router, record) && known.version != record.version {
+        return Err(Errno::NOENT.into());
+    }
+    if !is_content(router, record) && !record.may_be_said_of(&known) {
         return Err(Errno::STALE.into());
     }
-    let homes = &router.namespace.homes;
-    let name = name_of(router, record.number);
-    let id = router.namespace.pooled.child_of(homes.directory(), name.as_bytes());
-    note(router, id.ok_or(Errno::NOENT)?.0, record)?;
+    let id = id_of(router, record.number).ok_or(Errno::NOENT)?;
+    note(router, id.0, record)?;
     records(router).insert(record.number, record.clone());
     Ok(())
 }
 
-/// A copy is not needed.
+/// Is that which the record is of the content itself? (This member is its home.)
+fn is_content<F: Filesystem>(router: &Router<F>, record: &Record) -> bool {
+    record.home == Some(router.link.member())
+}
+
+/// A copy of this version becomes the content. Errors: ENOENT, there is none; EEXIST, an earlier content has not gone yet.
+fn becomes_content<F: Filesystem>(router: &Router<F>, record: &Record) -> FsResult<()> {
+    let known = record_of(router, record.number).filter(|known| known.version == record.version && known.moment == 0);
+    let known = known.ok_or(Errno::NOENT)?;
+    if !is_content(router, record) || is_content(router, &known) || router.left.load(Ordering::SeqCst) {
+        return Err(Errno::BUSY.into());
+    }
+    let id = id_of(router, record.number).ok_or(Errno::NOENT)?;
+    let (homes, from) = (&router.namespace.homes, name_of(router, record.number));
+    let (dir, to) = (homes.directory().0, homes.name_of(record.number));
+    router.door.rename(&agent(), dir, from.as_bytes(), dir, to.as_bytes(), RenameFlags::NOREPLACE)?;
+    // (Without its record the owner's question finds it needless.)
+    records(router).remove(&record.number);
+    note(router, id.0, record)?;
+    records(router).insert(record.number, record.clone());
+    Ok(())
+}
+
+/// A copy is not needed. If it is the content, its record is not: the owner says whether the content is.
 pub(super) fn drop_copy<F: Filesystem>(router: &Router<F>, number: u64) {
     end_part(router, (owner_of(number), number), None);
-    if records(router).remove(&number).is_some() {
-        remove(router, name_of(router, number).as_bytes());
+    let record = records(router).remove(&number);
+    match record {
+        Some(record) if is_content(router, &record) => {
+            if let Some(id) = router.namespace.homes.content_for(number) {
+                let _ = router.door.removexattr(&agent(), id.0, RECORD);
+            }
+        }
+        Some(_) => remove(router, name_of(router, number).as_bytes()),
+        None => {}
+    }
+}
+
+/// The store has the content that is here. From now on it is as that of a file that a program here has made.
+fn is_stored<F: Filesystem>(router: &Router<F>, number: u64) {
+    let record = record_of(router, number).filter(|record| is_content(router, record));
+    drop_copy(router, number);
+    if let Some(record) = record {
+        has_path(router, &record, false);
+    }
+}
+
+/// The content is gone.
+pub(super) fn content_ends<F: Filesystem>(router: &Router<F>, number: u64) {
+    let mut records = records(router);
+    if records.get(&number).is_some_and(|record| is_content(router, record)) {
+        records.remove(&number);
     }
 }
 
@@ -313,8 +392,11 @@ fn remove<F: Filesystem>(router: &Router<F>, name: &[u8]) {
 
 /// The content of a copy here.
 pub(super) fn id_of<F: Filesystem>(router: &Router<F>, number: u64) -> Option<FileId> {
-    let name = name_of(router, number);
-    router.namespace.pooled.child_of(router.namespace.homes.directory(), name.as_bytes())
+    let homes = &router.namespace.homes;
+    if record_of(router, number).is_some_and(|record| is_content(router, &record)) {
+        return homes.content_for(number);
+    }
+    router.namespace.pooled.child_of(homes.directory(), name_of(router, number).as_bytes())
 }
 
 /// What a copy here is of.
@@ -333,7 +415,9 @@ pub(super) fn is_lost<F: Filesystem>(router: &Router<F>, member: u32) {
     for record in of(router, member) {
         let dir = router.namespace.homes.directory().0;
         let (from, to) = (name_of(router, record.number), router.namespace.homes.name_of(record.number));
-        let renamed = router.door.rename(&agent(), dir, from.as_bytes(), dir, to.as_bytes(), RenameFlags::NOREPLACE);
+        // (What has the name is what was here before its home was another one.)
+        let rename = || router.door.rename(&agent(), dir, from.as_bytes(), dir, to.as_bytes(), RenameFlags::empty());
+        let renamed = if is_content(router, &record) { Ok(()) } else { rename() };
         match renamed {
             Ok(()) => is_to_come_back(router, &record),
             Err(why) => tracing::warn!(
@@ -347,18 +431,23 @@ pub(super) fn is_lost<F: Filesystem>(router: &Router<F>, member: u32) {
 }
 
 fn is_to_come_back<F: Filesystem>(router: &Router<F>, record: &Record) {
+    has_path(router, record, true);
+}
+
+/// If the owner is lost, what is here comes back under this path. `is_copy`: the owner has said of each change until then.
+fn has_path<F: Filesystem>(router: &Router<F>, record: &Record, is_copy: bool) {
     let member = owner_of(record.number);
     let mut path = record.path.as_slice();
     for above in &record.above {
         let Some(slash) = path.iter().rposition(|byte| *byte == b'/') else { break };
         path = path.get(..slash).unwrap_or_default();
         let (path, perm, owner) = (path.to_vec(), above.perm, above.owner);
-        let directory = Content { path, is_directory: true, perm, owner, is_copy: true, newer_at: None };
+        let directory = Content { path, is_directory: true, perm, owner, is_copy, newer_at: None };
         router.others.written.has_copy(member, above.number, directory);
     }
     let (path, perm, owner) = (record.path.clone(), record.perm, record.owner);
     let newer_at = record.home.filter(|home| record.moment != 0 && *home != router.link.member());
-    let file = Content { path, is_directory: false, perm, owner, is_copy: true, newer_at };
+    let file = Content { path, is_directory: false, perm, owner, is_copy, newer_at };
     router.others.written.has_copy(member, record.number, file);
 }
 

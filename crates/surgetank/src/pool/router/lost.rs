@@ -22,7 +22,7 @@ use surgetank_types::model::{Caller, FileId, Kind};
 use super::super::call::{Answer, Ask, Call};
 use super::super::link::NoAnswer;
 use super::super::others::contents::below;
-use super::super::others::written::{Changed, Written};
+use super::super::others::written::Changed;
 use super::homes::agent;
 use super::{PATIENCE, Router, held, owners};
 use crate::mount::Filesystem;
@@ -384,8 +384,8 @@ fn put_back<F: Filesystem>(router: &Arc<Router<F>>) {
                 Some(false) if content.newer_at.is_some_and(|home| may_have(router, home, number, &mut silent)) => {
                     continue;
                 }
-                // (It may have been put back from there, and removed, meanwhile.)
-                Some(false) if content.newer_at.is_some() && !is_wanted(written, lost, number) => continue,
+                // (It may have been put back from another member, and removed, meanwhile.)
+                _ if !written.is_to_be_put_back(lost, number) => continue,
                 Some(false) if content.is_copy => {}
                 None if content.is_directory && !router.lost.was_removed(&content.path, router.link.member()) => {}
                 // (A program still writes it.)
@@ -444,8 +444,4 @@ fn may_have<F: Filesystem>(router: &Router<F>, member: u32, number: u64, silent:
             true
         }
     }
-}
-
-fn is_wanted(written: &Written, lost: u32, number: u64) -> bool {
-    written.to_put_back(lost).iter().any(|(wanted, _)| *wanted == number)
 }

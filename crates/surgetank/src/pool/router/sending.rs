@@ -22,11 +22,11 @@ use super::super::replicas::{End, Hold, Record, Sum};
 use super::super::status::MemberStatus;
 use super::copies::{LISTING, next_attempt, tell, tell_while};
 use super::homes::agent;
-use super::{PATIENCE, Router, held};
+use super::{PATIENCE, Router, held, placing};
 use crate::mount::Filesystem;
 
 /// Bytes of one message.
-const PIECE_BYTES: u64 = 1 << 20;
+pub(super) const PIECE_BYTES: u64 = 1 << 20;
 
 /// Copies a file to as many members as are to have it. `patient`: may it go on? Returns whether they
 /// have it, or need none.
@@ -34,7 +34,9 @@ pub(super) fn copy<F: Filesystem>(router: &Router<F>, number: u64, patient: &dyn
     let Some(sealed) = router.namespace.replicas.sealed(FileId(number)) else { return true };
     let wanted = usize::try_from(sealed.wanted).unwrap_or(usize::MAX).saturating_sub(1);
     let record = Record::of(number, &sealed);
-    let known = router.outgoing.copies.of(number).unwrap_or_default();
+    let mut known = router.outgoing.copies.of(number).unwrap_or_default();
+    // (Its record there is of the content itself.)
+    known.retain(|member, _| *member != sealed.home.unwrap_or(router.link.member()));
     if known.values().flatten().any(|has| has.version != record.version) {
         router.outgoing.try_later(number);
         return false;
@@ -48,7 +50,12 @@ pub(super) fn copy<F: Filesystem>(router: &Router<F>, number: u64, patient: &dyn
     let mut holders: BTreeSet<u32> = holders.into_iter().map(|(member, _)| member).collect();
     let earlier: Vec<u32> = earlier.into_iter().map(|(member, _)| member).collect();
     let mut earlier = differing(router, &sealed, &record, earlier, &mut holders);
-    if earlier.is_empty() && holders.len() >= wanted {
+    // (If the content is elsewhere, its owner puts it back when it is lost.)
+    let are_enough = |holders: &BTreeSet<u32>| {
+        let has_own = wanted == 0 || sealed.home.is_none() || holders.contains(&router.link.member());
+        holders.len() >= wanted && has_own
+    };
+    if earlier.is_empty() && are_enough(&holders) {
         return true;
     }
     // (If the content is elsewhere, the first copy is the one here.)
@@ -57,7 +64,7 @@ pub(super) fn copy<F: Filesystem>(router: &Router<F>, number: u64, patient: &dyn
     for (member, is_replaced) in
         earlier.into_iter().map(|one| (one, true)).chain(more.into_iter().map(|one| (one, false)))
     {
-        if holders.len() >= wanted && !is_replaced || !patient() {
+        if are_enough(&holders) && !is_replaced || !patient() {
             break;
         }
         match send(router, &sealed, &record, member, patient) {
@@ -70,7 +77,7 @@ pub(super) fn copy<F: Filesystem>(router: &Router<F>, number: u64, patient: &dyn
             Err(why) => tracing::debug!(%why, member, number, "a file was not copied to another member"),
         }
     }
-    let have = holders.len() >= wanted;
+    let have = are_enough(&holders);
     if !have {
         router.outgoing.try_later(number);
     }
@@ -94,7 +101,7 @@ fn differing<F: Filesystem>(
     let copies = &router.outgoing.copies;
     members.retain(|member| {
         let attempt = next_attempt(router);
-        let hold = Hold::Changed { attempt, gone: Vec::new(), records: vec![record.clone()] };
+        let hold = Hold::Changed { attempt, gone: Vec::new(), stored: Vec::new(), records: vec![record.clone()] };
         if copies.sum(record.number, *member) != Some(sum) {
             return true;
         }
@@ -173,11 +180,16 @@ fn candidates<F: Filesystem>(router: &Router<F>, sealed: &Sealed, have: &BTreeSe
 /// Where the content is read.
 enum Source {
     Here(File),
-    There { member: u32, handle: u64 },
+    There {
+        member: u32,
+        handle: u64,
+    },
+    /// Its home has sent it.
+    Sent,
 }
 
 /// Sends the content. Returns `false` if the file has changed meanwhile.
-fn send<F: Filesystem>(
+pub(super) fn send<F: Filesystem>(
     router: &Router<F>,
     sealed: &Sealed,
     record: &Record,
@@ -186,7 +198,10 @@ fn send<F: Filesystem>(
 ) -> std::io::Result<bool> {
     note_holder(router, member)?;
     let attempt = next_attempt(router);
-    let source = open(router, record.number, sealed, attempt)?;
+    let source = match sealed.home.filter(|_| member != router.link.member() && sealed.group.is_some()) {
+        Some(home) if placing::has_sent(router, home, (member, attempt), record)? => Source::Sent,
+        _ => open(router, record.number, sealed, attempt)?,
+    };
     let sent = send_from(router, (sealed, record), member, (&source, attempt), patient);
     if let Source::There { member, .. } = source {
         let close = Call { uid: 0, gid: 0, ask: Ask::CloseMoved { key: key_of(attempt) } };
@@ -238,6 +253,7 @@ fn read<F: Filesystem>(router: &Router<F>, source: &Source, offset: u64, bytes: 
     let mut content = vec![0; bytes];
     match source {
         Source::Here(file) => file.read_exact_at(&mut content, offset)?,
+        Source::Sent => return Err(Errno::INVAL.into()),
         Source::There { member, handle } => {
             let came = router.read_there(&agent(), *member, *handle, offset, &mut content);
             match came {
@@ -258,18 +274,21 @@ fn send_from<F: Filesystem>(
     patient: &dyn Fn() -> bool,
 ) -> std::io::Result<bool> {
     let (replicas, copies, id) = (&router.namespace.replicas, &router.outgoing.copies, FileId(record.number));
-    let mut offset = 0;
+    let mut offset = if matches!(source, Source::Sent) { record.size_bytes } else { 0 };
     // (What is sealed is not compared later.)
     let mut hasher = (record.moment != 0).then(blake3::Hasher::new);
     loop {
         let bytes = (record.size_bytes - offset).min(PIECE_BYTES);
-        let content = read(router, source, offset, usize::try_from(bytes).unwrap_or(0))?;
+        let content = match usize::try_from(bytes) {
+            Ok(0) | Err(_) => Vec::new(),
+            Ok(bytes) => read(router, source, offset, bytes)?,
+        };
         let is_last = offset + bytes == record.size_bytes;
         if let Some(hasher) = &mut hasher {
             hasher.update(&content);
         }
         let is_other = |now: Sealed| (now.version, now.moment) != (sealed.version, sealed.moment);
-        if !is_last && replicas.sealed(id).is_none_or(is_other) {
+        if !is_last && replicas.now(id, sealed).is_none_or(is_other) {
             return Ok(false);
         }
         if is_last {
@@ -286,7 +305,6 @@ fn send_from<F: Filesystem>(
         // (Without an answer to the last one it is in doubt what the member has.)
         let is_awaited = || patient() || is_last && begun.elapsed() < LISTING;
         let answer = tell_while(router, member, piece, &|| tick() < until && is_awaited());
-        let is_done = answer == Ok(Answer::Done);
         if is_last {
             // (The member's process says AGAIN for an agent that has not answered, and may do so later.)
             let is_late = |errno: i32| errno == Errno::AGAIN.raw_os_error();
@@ -298,8 +316,10 @@ fn send_from<F: Filesystem>(
             };
             ends(router, record.number, member, end, hasher.as_ref().map(|hasher| hasher.finalize().into()));
         }
-        if !is_done {
-            return Err(std::io::Error::other(format!("{answer:?}")));
+        match answer {
+            Ok(Answer::Done) => {}
+            Ok(Answer::Failed(errno)) => return Err(std::io::Error::from_raw_os_error(errno)),
+            other => return Err(std::io::Error::other(format!("{other:?}"))),
         }
         if is_last {
             return Ok(true);

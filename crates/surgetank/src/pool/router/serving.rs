@@ -4,7 +4,7 @@
 //! not, and an answer that does not come is none.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -22,7 +22,7 @@ use super::homes::agent;
 use super::lengths::{bring_unknown, look_at_lengths};
 use super::order::{self, Order};
 use super::sending::sum_of_file;
-use super::{PATIENCE, Router, bundles, copies, delegating, kept, moves, names, pieces};
+use super::{PATIENCE, Router, bundles, copies, delegating, held, kept, moves, names, pieces, placing};
 use crate::mount::request::SetAttr;
 use crate::mount::{Filesystem, TimeChange};
 
@@ -76,9 +76,11 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -
         Ask::StoredUntil { member } => Answer::Count(router.others.stored.of(*member)),
         Ask::OldestAge => Answer::Count(router.namespace.questions.oldest_age_ms(router.outgoing.begun)),
         Ask::SumHome { number } => sum_of(router, *number),
+        Ask::SendHome { to, attempt, record } => placing::send_home(router, member, (*to, *attempt), record),
         Ask::ChangeHome { number, change } => attributes_of(router, *number, Some(change)),
         Ask::Needs { numbers } => {
             let need = |number: &u64| match FileId(*number) {
+                _ if router.outgoing.moving.is_under_way(*number, member) => Need::Needed,
                 id if homes.is_gone(id, member) => Need::Gone,
                 id if homes.is_settled(id) => Need::InStore,
                 _ => Need::Needed,
@@ -171,6 +173,7 @@ pub(super) fn look_now_and_then<F: Filesystem>(router: &Arc<Router<F>>) {
 /// Removes contents that no file needs, and while `room_is_wanted` those too that the store has, the oldest first. Returns how
 /// many stay that living members need.
 pub(super) fn remove_unneeded<F: Filesystem>(router: &Router<F>, room_is_wanted: &dyn Fn() -> bool) -> usize {
+    let _one = router.held.removing.lock().unwrap_or_else(PoisonError::into_inner);
     let mut stay = 0;
     let mut of_members = BTreeMap::<u32, Vec<u64>>::new();
     for (number, is_open) in router.namespace.homes.contents() {
@@ -218,6 +221,7 @@ pub(super) fn remove_unneeded<F: Filesystem>(router: &Router<F>, room_is_wanted:
                     // (A program that has it open keeps it.)
                     let _ = router.door.unlink(&agent(), homes.directory().0, homes.name_of(*number).as_bytes());
                     router.others.written.content_ends(member, *number);
+                    held::content_ends(router, *number);
                 } else {
                     stay += 1;
                 }

@@ -16,7 +16,7 @@ use super::{Mark, Served};
 use crate::agent::engine::Engine;
 use crate::pool::others::reports::Report;
 use crate::pool::others::{Drained, Drains, Wish};
-use crate::pool::router::come_home;
+use crate::pool::router::copies::come_home;
 
 /// The others are asked for so long at once: then the client learns how far they are.
 const AT_ONCE_MS: u64 = 200;

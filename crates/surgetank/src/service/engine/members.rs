@@ -4,7 +4,7 @@ use surgetank_core::report::{PoolFigures, PoolMembers, Room};
 
 use super::Served;
 use crate::pool::others::reports::{self, Report, Undrained};
-use crate::pool::router::single_copies;
+use crate::pool::router::single::single_copies;
 
 /// The answers of all members; `None`: the agent belongs to no pool.
 pub(super) fn of_all(served: &Served) -> Option<PoolMembers> {

@@ -1,0 +1,114 @@
+//! The content of closed files goes to the member on which their group is (collocation; WOSS, section 3.2).
+//!
+//! A file is made where its program runs, so its writes cost no message. When it is closed, a copy goes to the member of its
+//! group. Then that member becomes its home, in one step.
+//!
+//! The dangers that this avoids:
+//! - A program has the content open where it was. So only a file that no program has open moves.
+//! - The content leaves before the other member has it. So the plain file keeps its bytes until the record of the move is
+//!   written down, and while the drain reads them.
+
+use std::fs::File;
+use std::io;
+
+use rustix::fs::{FallocateFlags, Timespec, Timestamps, fallocate, fstat, futimens};
+use surgetank_state::{Inode, PlainId, Progress, Tree};
+use surgetank_types::model::{FileId, NodeId};
+
+use crate::namespace::replicas::{Replicas, Sealed, Which};
+
+impl Replicas {
+    /// A file that belongs to the member of its group. `None`: it stays where it is, for now.
+    pub fn placed(&self, id: FileId) -> Option<Sealed> {
+        let tree = self.files.metadata.read_tree();
+        let has_one_name = tree.get(id).is_some_and(|inode| inode.attr.links == 1);
+        let sealed = has_one_name.then(|| self.state_in(&tree, id, Which::OrClean)).flatten();
+        sealed.filter(|sealed| sealed.group.is_some() && sealed.moment == 0)
+    }
+
+    /// Has no program the file open?
+    pub fn is_closed(&self, id: FileId) -> bool {
+        self.files.metadata.open_of(id).is_none()
+    }
+
+    /// That member has the content of this version now, and becomes its home. Returns whether it did.
+    pub fn moves_to(&self, id: FileId, then: &Sealed, member: u32) -> io::Result<bool> {
+        let Ok(home) = u16::try_from(member) else { return Ok(false) };
+        let metadata = &self.files.metadata;
+        if !self.base.store.features().plain_files {
+            return Ok(false);
+        }
+        let _inode = metadata.lock_inode(id);
+        let mut tree = metadata.write_tree();
+        let is_same =
+            |now: Sealed| (now.version, now.moment, now.home, &now.path) == (then.version, 0, then.home, &then.path);
+        if !self.now_in(&tree, id, then).is_some_and(is_same) || metadata.opens().contains_key(&id) {
+            return Ok(false);
+        }
+        let path = tree.logical_path(id);
+        let Some(PlainId { device, .. }) = tree.get(id).and_then(|inode| inode.replica) else { return Ok(false) };
+        // (A process with the shim, or the drain.)
+        if then.home.is_none() && self.files.eviction.has_readers(&tree, id, device, path.as_deref()) {
+            return Ok(false);
+        }
+        let Some(inode) = tree.get_mut(id) else { return Ok(false) };
+        inode.extra_mut().home = NodeId(home);
+        tree.txn.file(id);
+        metadata.commit(&mut tree);
+        metadata.show(&tree, id);
+        drop(tree);
+        if then.home.is_none() {
+            self.empty(id)?;
+        }
+        metadata.wake();
+        Ok(true)
+    }
+
+    /// The plain file of content that is elsewhere needs no bytes. (While the drain may read them, they stay until the store has
+    /// them.)
+    fn empty(&self, id: FileId) -> io::Result<()> {
+        let metadata = &self.files.metadata;
+        let is_staged = |tree: &Tree, inode: &Inode| {
+            let op = inode.publish.and_then(|seq| tree.ops.get(&seq));
+            op.is_some_and(|op| !matches!(op.progress, Progress::Waiting))
+        };
+        let place = {
+            let tree = metadata.read_tree();
+            let plain = tree.get(id).filter(|inode| !is_staged(&tree, inode)).and_then(|inode| inode.replica);
+            plain.zip(tree.logical_path(id))
+        };
+        // (What the drain begins from here on it reads at the home.)
+        let Some((PlainId { device, .. }, path)) = place else { return Ok(()) };
+        let device = self.base.tiers.device(device);
+        // (Without leases it is not known who reads it.)
+        if !device.leases() {
+            return Ok(());
+        }
+        let file = device.open(&path, true)?;
+        let before = punch(&file)?;
+        let blocks = u64::try_from(fstat(&file)?.st_blocks).unwrap_or(0);
+        let mut tree = metadata.write_tree();
+        if let Some(inode) = tree.get_mut(id) {
+            device.add_used((blocks * 512) as i64 - inode.charged_bytes as i64);
+            inode.charged_bytes = blocks * 512;
+            tree.recount(id);
+            tree.txn.file(id);
+            metadata.commit(&mut tree);
+        }
+        tracing::debug!(id = id.0, bytes = before, "content moved to another member");
+        Ok(())
+    }
+}
+
+/// Takes the bytes out of a file. It keeps its length and its times. Returns the length.
+fn punch(file: &File) -> io::Result<u64> {
+    let before = fstat(file)?;
+    let length = u64::try_from(before.st_size).unwrap_or(0);
+    if length > 0 {
+        fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, length)?;
+    }
+    let time = |secs, nanos: u64| Timespec { tv_sec: secs, tv_nsec: i64::try_from(nanos).unwrap_or(0) };
+    let last_access = time(before.st_atime, before.st_atime_nsec);
+    futimens(file, &Timestamps { last_access, last_modification: time(before.st_mtime, before.st_mtime_nsec) })?;
+    Ok(length)
+}

@@ -1,0 +1,219 @@
+//! Closed files go to the member of their group: with `collocate`, or WOSS's `DP=collocation|GROUP`.
+//!
+//! All members name the same one for a group: that with the highest hash of both (rendezvous hashing; D. Thaler and C. Ravishankar,
+//! "Using name-based mappings to increase hit rates", IEEE/ACM Transactions on Networking 6(1), 1998). So nothing is agreed on, and
+//! a member that joins or leaves moves few groups.
+//!
+//! The owner of the name leads. It has a copy made there ([`sending`]), which the content's home sends. Then:
+//! 1. The file counts as moving to that member.
+//! 2. The member makes the copy the content ([`Hold::Home`]). It may ask whether that is needed, and learns that it is.
+//! 3. The file's home is that member, if the file is as it was and no program has it open.
+//! 4. The content where it was is not needed any more.
+//!
+//! If that fails, or the owner's agent ends, the content that was there before counts, and the other one is not needed. The member
+//! keeps the copy's record, and learns of changes as a holder does. So the file comes back under its path if the owner is lost.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use surgetank_core::namespace::pooled::FILES_OF_A_MEMBER;
+use surgetank_core::namespace::replicas::Sealed;
+use surgetank_types::clock::tick;
+use surgetank_types::model::{FileId, Role};
+
+use super::super::call::{Answer, Ask, Call};
+use super::super::link::NoAnswer;
+use super::super::replicas::{Hold, Record};
+use super::copies::{LISTING, next_attempt, tell};
+use super::sending::{self, PIECE_BYTES};
+use super::{PATIENCE, Router, delegating, held};
+use crate::mount::Filesystem;
+
+/// A home may take so long to send a content.
+const SENDING: Duration = Duration::from_secs(300);
+
+/// Files that go to another home: by number, the member.
+#[derive(Default)]
+pub(super) struct Moving(Mutex<HashMap<u64, u32>>);
+
+impl Moving {
+    pub fn is_under_way(&self, number: u64, to: u32) -> bool {
+        self.all().get(&number) == Some(&to)
+    }
+
+    pub fn has(&self, number: u64) -> bool {
+        self.all().contains_key(&number)
+    }
+
+    fn begins(&self, number: u64, to: u32) {
+        self.all().insert(number, to);
+    }
+
+    fn ends(&self, number: u64) {
+        self.all().remove(&number);
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<u64, u32>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The member on which the files of a group are. Members for storage run no tasks, so they have groups only if there are no others.
+fn member_of<F: Filesystem>(router: &Router<F>, group: &str) -> Option<u32> {
+    let members = router.link.status(LISTING).ok()?.members;
+    let hash = |member: u32| {
+        let mut hasher = DefaultHasher::new();
+        (group, member).hash(&mut hasher);
+        hasher.finish()
+    };
+    let best = members.iter().max_by_key(|one| (one.role != Role::Storage, hash(one.member)));
+    best.map(|one| one.member)
+}
+
+/// Moves the content of a file of this member to where it belongs.
+pub(super) fn place<F: Filesystem>(router: &Router<F>, number: u64) {
+    let replicas = &router.namespace.replicas;
+    let Some(sealed) = replicas.placed(FileId(number)) else { return };
+    let Some(member) = sealed.group.as_deref().and_then(|group| member_of(router, group)) else { return };
+    if sealed.home.unwrap_or(router.link.member()) == member {
+        return;
+    }
+    match place_at(router, number, &sealed, member) {
+        Ok(true) => tracing::debug!(number, member, "the content of a file is with its group"),
+        Ok(false) => router.outgoing.try_later(number),
+        // (It stays where it is. The member may have room for the next one.)
+        Err(why) if why.raw_os_error() == Some(Errno::NOSPC.raw_os_error()) => {
+            tracing::info!(number, member, "a file does not go to its group: there is no room");
+        }
+        Err(why) => {
+            tracing::debug!(%why, number, member, "a file does not go to its group yet");
+            router.outgoing.try_later(number);
+        }
+    }
+}
+
+/// Returns `false` if it is to be tried again.
+fn place_at<F: Filesystem>(router: &Router<F>, number: u64, sealed: &Sealed, member: u32) -> std::io::Result<bool> {
+    let (replicas, copies, id) = (&router.namespace.replicas, &router.outgoing.copies, FileId(number));
+    if !replicas.is_closed(id) {
+        return Ok(false);
+    }
+    let record = Record::of(number, sealed);
+    let known = copies.whole(number).remove(&member).flatten();
+    let has_it = known.is_some_and(|known| known.is_of_content_of(&record) && known.path == record.path);
+    if !has_it && !sending::send(router, sealed, &record, member, &|| true)? {
+        return Ok(false);
+    }
+    router.outgoing.moving.begins(number, member);
+    let moves = make_home(router, &record, sealed, member);
+    router.outgoing.moving.ends(number);
+    if *moves.as_ref().unwrap_or(&false) {
+        delegating::changed(router, number);
+    }
+    moves
+}
+
+/// The member has a copy. It becomes the home, if the file is as it was.
+fn make_home<F: Filesystem>(
+    router: &Router<F>,
+    record: &Record,
+    sealed: &Sealed,
+    member: u32,
+) -> std::io::Result<bool> {
+    let (number, me, replicas) = (record.number, router.link.member(), &router.namespace.replicas);
+    let id = FileId(number);
+    if member == me {
+        let copy = held::id_of(router, number).ok_or(Errno::NOENT)?;
+        let is_same = replicas.now(id, sealed).is_some_and(|now| now == *sealed);
+        return Ok(is_same && replicas.comes_home(id, sealed.version, &replicas.open(copy)?, true)?);
+    }
+    // (If the member is lost, the owner puts the content back from a copy of its own.)
+    let needs_own = sealed.wanted > 1 && !router.outgoing.copies.whole(number).contains_key(&me);
+    if needs_own && !sending::send(router, sealed, record, me, &|| true)? {
+        return Ok(false);
+    }
+    hand_over(router, record, sealed, member)
+}
+
+/// The member has a copy: that becomes the content.
+fn hand_over<F: Filesystem>(
+    router: &Router<F>,
+    record: &Record,
+    sealed: &Sealed,
+    member: u32,
+) -> std::io::Result<bool> {
+    let (replicas, copies) = (&router.namespace.replicas, &router.outgoing.copies);
+    let (number, attempt) = (record.number, next_attempt(router));
+    let record = Record { home: Some(member), ..record.clone() };
+    let answer = tell(router, member, Hold::Home { attempt, record: record.clone() }, tick() + PATIENCE);
+    let moves = answer == Ok(Answer::Done) && replicas.moves_to(FileId(number), sealed, member)?;
+    if moves {
+        copies.says(record, member, attempt);
+    } else {
+        // (It may be the content there, which is not needed.)
+        copies.is_in_doubt(number, member, attempt);
+    }
+    Ok(moves)
+}
+
+/// Has the home sent that member the content, but for the message with which the copy counts? Errors: of the member or the home.
+pub(super) fn has_sent<F: Filesystem>(
+    router: &Router<F>,
+    home: u32,
+    (to, attempt): (u32, u64),
+    record: &Record,
+) -> std::io::Result<bool> {
+    if record.size_bytes == 0 {
+        return Ok(false);
+    }
+    let ask = Ask::SendHome { to, attempt, record: Box::new(record.clone()) };
+    let until = tick() + SENDING;
+    let answer =
+        router.link.call(home, &Call { uid: 0, gid: 0, ask }, None, &mut |_| tick() < until && !router.link.is_over());
+    match answer {
+        Ok(Answer::Done) => Ok(true),
+        Ok(Answer::Failed(errno)) => Err(std::io::Error::from_raw_os_error(errno)),
+        other => Err(std::io::Error::other(format!("{other:?}"))),
+    }
+}
+
+/// Sends a member the content that this one has for a file of the asking member.
+pub(super) fn send_home<F: Filesystem>(
+    router: &Router<F>,
+    member: u32,
+    (to, attempt): (u32, u64),
+    record: &Record,
+) -> Answer {
+    let failed = |errno: Errno| Answer::Failed(errno.raw_os_error());
+    if record.number / FILES_OF_A_MEMBER != u64::from(member) || record.home != Some(router.link.member()) {
+        return failed(Errno::PERM);
+    }
+    let Some(content) = router.namespace.homes.content_for(record.number) else { return failed(Errno::NOENT) };
+    let file = match router.namespace.replicas.open(content) {
+        Ok(file) => file,
+        Err(why) => return Answer::Failed(why.raw_os_error().unwrap_or(Errno::IO.raw_os_error())),
+    };
+    let mut offset = 0;
+    while offset < record.size_bytes {
+        let bytes = (record.size_bytes - offset).min(PIECE_BYTES);
+        let mut content = vec![0; usize::try_from(bytes).unwrap_or(0)];
+        // (It may have been cut since. The owner looks at the file after this.)
+        if file.read_exact_at(&mut content, offset).is_err() {
+            return failed(Errno::STALE);
+        }
+        let hold = Hold::Piece { record: record.clone(), attempt, offset, content, is_last: false };
+        let call = Call { uid: 0, gid: 0, ask: Ask::Hold(Box::new(hold)) };
+        let until = tick() + PATIENCE;
+        match router.link.call(to, &call, None, &mut |_| tick() < until && !router.link.is_over()) {
+            Ok(Answer::Done) => offset += bytes,
+            Ok(Answer::Failed(errno)) => return Answer::Failed(errno),
+            Err(NoAnswer::Gone) => return failed(Errno::HOSTDOWN),
+            _ => return failed(Errno::TIMEDOUT),
+        }
+    }
+    Answer::Done
+}
