@@ -3,8 +3,8 @@
 //! rules and weaker than every written rule.
 //!
 //! Names and values are those of rules. The names of WOSS (S. Al-Kiswany et al., "A cross-layer optimized storage system for
-//! workflow applications", Future Generation Computer Systems 75, 2017) are accepted too. A WOSS hint with a meaning on one
-//! node gets that meaning; the others are stored, shown, and have no effect (`docs/hints.md` lists which).
+//! workflow applications", Future Generation Computer Systems 75, 2017) are accepted too. A WOSS hint with a meaning here
+//! gets that meaning; the others are stored, shown, and have no effect (`docs/hints.md` lists which).
 //!
 //! A hint of another name may be for another program. It is kept and shown, and has no effect.
 //!

@@ -134,7 +134,7 @@ P
         assert_eq!(warned, times, "{name}:\n{log}");
     }
     for words in [
-        "there is no hint 'mod'; did you mean 'mode'? known are mode, timing, size, tier, pin, prefetch, next_read, replicas, replicas_at, DP",
+        "there is no hint 'mod'; did you mean 'mode'? known are mode, timing, size, tier, pin, prefetch, next_read, replicas, replicas_at, collocate, DP",
         "mode: 'kept' is none of keep, copy, move, remove",
         "there is no tier 'gpu'; there are fast, second",
         "pin: '1' is none of true, false",

@@ -145,6 +145,14 @@ fn case(pool: &mut Pool, seed: u64) -> usize {
     for dir in ["a", "b", "c"] {
         fs::write(pool.member(rng.usize(0..NODES)).join(dir).join("claims"), "").unwrap();
     }
+    // (In every second case files go to the member of their group.)
+    if seed % 2 == 0 {
+        for dir in ["a", "b", "c"] {
+            let (dir, group) = (pool.member(rng.usize(0..NODES)).join(dir), format!("group {}", rng.u32(..)));
+            let hint = "user.surgetank.hint.collocate";
+            rustix::fs::setxattr(&dir, hint, group.as_bytes(), rustix::fs::XattrFlags::empty()).unwrap();
+        }
+    }
     let overs: Vec<PathBuf> = (0..NODES).map(|number| pool.member(number).to_owned()).collect();
     let (stops, ends) = (AtomicBool::new(false), AtomicBool::new(false));
     let made = std::thread::scope(|scope| {

@@ -122,7 +122,7 @@ impl FileHints {
             Ok(Name::Pin) => judge(nearer.pin.is_some(), advice.pin == Some(decision.pin)),
             Ok(Name::Replicas) => judge(nearer.replicas.is_some(), advice.replicas == decision.replicas),
             Ok(Name::ReplicasAt) => judge(nearer.replicas_at.is_some(), advice.replicas_at == decision.replicas_at),
-            Ok(Name::Collocate | Name::Dp) if advice.collocate.is_some() => {
+            Ok(Name::Collocate | Name::Dp) if advice.collocate.is_some() && self.metadata.pool.get().is_some() => {
                 judge(nearer.collocate.is_some(), advice.collocate == decision.collocate)
             }
             Ok(Name::NextRead) if nearer.next_read.is_some() => NEARER,

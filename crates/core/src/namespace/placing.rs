@@ -5,6 +5,8 @@
 //!
 //! The dangers that this avoids:
 //! - A program has the content open where it was. So only a file that no program has open moves.
+//! - A program has synced the content, and the other member's tier does not survive the end of its machine. So such a version
+//!   moves after the store has it.
 //! - The content leaves before the other member has it. So the plain file keeps its bytes until the record of the move is
 //!   written down, and while the drain reads them.
 
@@ -26,9 +28,31 @@ impl Replicas {
         sealed.filter(|sealed| sealed.group.is_some() && sealed.moment == 0)
     }
 
-    /// Has no program the file open?
-    pub fn is_closed(&self, id: FileId) -> bool {
-        self.files.metadata.open_of(id).is_none()
+    /// Has no program the file open, and has none synced what only this node has?
+    pub fn may_move(&self, id: FileId) -> bool {
+        let metadata = &self.files.metadata;
+        let tree = metadata.read_tree();
+        let Some(inode) = tree.get(id).filter(|inode| !is_promised(inode)) else { return false };
+        if metadata.opens().contains_key(&id) {
+            return false;
+        }
+        let Some(PlainId { device, .. }) = inode.replica.filter(|_| inode.home().is_none()) else { return true };
+        // (A process with the shim, or the drain.)
+        let is_read = self.files.eviction.has_readers(&tree, id, device, tree.logical_path(id).as_deref());
+        metadata.show(&tree, id);
+        !is_read
+    }
+
+    /// Files whose content is elsewhere, and whose plain file still has bytes here.
+    pub fn to_be_emptied(&self) -> Vec<FileId> {
+        let tree = self.files.metadata.read_tree();
+        let is_one = |inode: &Inode| inode.home().is_some() && inode.charged_bytes > 0 && inode.sealed;
+        tree.iter().filter(|(_, inode)| is_one(inode)).map(|(id, _)| id).collect()
+    }
+
+    /// Has a program synced content that is here for another member's file?
+    pub fn is_content_promised(&self, content: FileId) -> bool {
+        self.files.metadata.read_tree().get(content).is_some_and(Inode::is_promised)
     }
 
     /// That member has the content of this version now, and becomes its home. Returns whether it did.
@@ -51,38 +75,42 @@ impl Replicas {
         if then.home.is_none() && self.files.eviction.has_readers(&tree, id, device, path.as_deref()) {
             return Ok(false);
         }
-        let Some(inode) = tree.get_mut(id) else { return Ok(false) };
+        let Some(inode) = tree.get_mut(id).filter(|inode| !is_promised(inode)) else { return Ok(false) };
         inode.extra_mut().home = NodeId(home);
         tree.txn.file(id);
         metadata.commit(&mut tree);
         metadata.show(&tree, id);
         drop(tree);
-        if then.home.is_none() {
-            self.empty(id)?;
-        }
         metadata.wake();
         Ok(true)
     }
 
-    /// The plain file of content that is elsewhere needs no bytes. (While the drain may read them, they stay until the store has
-    /// them.)
-    fn empty(&self, id: FileId) -> io::Result<()> {
+    /// The plain file of content that is elsewhere needs no bytes, when no other member believes that they are here. Returns `false` if
+    /// the drain may still read them.
+    pub fn empty(&self, id: FileId) -> io::Result<bool> {
         let metadata = &self.files.metadata;
+        let _inode = metadata.lock_inode(id);
+        if metadata.opens().contains_key(&id) {
+            return Ok(false);
+        }
         let is_staged = |tree: &Tree, inode: &Inode| {
             let op = inode.publish.and_then(|seq| tree.ops.get(&seq));
             op.is_some_and(|op| !matches!(op.progress, Progress::Waiting))
         };
         let place = {
             let tree = metadata.read_tree();
-            let plain = tree.get(id).filter(|inode| !is_staged(&tree, inode)).and_then(|inode| inode.replica);
-            plain.zip(tree.logical_path(id))
+            let Some(inode) = tree.get(id).filter(|inode| inode.home().is_some()) else { return Ok(true) };
+            if is_staged(&tree, inode) {
+                return Ok(false);
+            }
+            inode.replica.zip(tree.logical_path(id))
         };
         // (What the drain begins from here on it reads at the home.)
-        let Some((PlainId { device, .. }, path)) = place else { return Ok(()) };
+        let Some((PlainId { device, .. }, path)) = place else { return Ok(true) };
         let device = self.base.tiers.device(device);
         // (Without leases it is not known who reads it.)
         if !device.leases() {
-            return Ok(());
+            return Ok(true);
         }
         let file = device.open(&path, true)?;
         let before = punch(&file)?;
@@ -96,8 +124,13 @@ impl Replicas {
             metadata.commit(&mut tree);
         }
         tracing::debug!(id = id.0, bytes = before, "content moved to another member");
-        Ok(())
+        Ok(true)
     }
+}
+
+/// The other member's tier may not survive what this one does.
+fn is_promised(inode: &Inode) -> bool {
+    inode.dirty() && inode.is_promised()
 }
 
 /// Takes the bytes out of a file. It keeps its length and its times. Returns the length.

@@ -349,7 +349,9 @@ impl Replicas {
             let is_one = |inode: &&Inode| inode.home().is_some() && inode.sealed && inode.version == version;
             let plain = tree.get(id).filter(is_one).and_then(|inode| Some((inode.replica?.device, inode.attr)));
             let place = plain.zip(tree.logical_path(id));
-            let Some(((device, attr), path)) = place else { return Ok(false) };
+            // (No program can open it while its lock is held.)
+            let is_open = if_closed && metadata.open_of(id).is_some();
+            let Some(((device, attr), path)) = place.filter(|_| !is_open) else { return Ok(false) };
             let device = self.base.tiers.device(device);
             (device.open(&path, true)?, device, attr)
         };
@@ -362,10 +364,9 @@ impl Replicas {
         futimens(&file, &Timestamps { last_access: time(attr.atime), last_modification: time(attr.mtime) })?;
         file.sync_all()?;
         let blocks = u64::try_from(fstat(&file)?.st_blocks).unwrap_or(0);
-        let mut tree = metadata.write_tree();
         let open = metadata.open_of(id);
-        let is_one = |inode: &&mut Inode| inode.home().is_some() && !(if_closed && open.is_some());
-        let Some(inode) = tree.get_mut(id).filter(is_one) else { return Ok(false) };
+        let mut tree = metadata.write_tree();
+        let Some(inode) = tree.get_mut(id).filter(|inode| inode.home().is_some()) else { return Ok(false) };
         let known = inode.charged_bytes;
         let charged = open.map_or(known, |open| open.charged_bytes.swap(blocks * 512, Ordering::Relaxed));
         device.add_used((blocks * 512) as i64 - charged as i64);

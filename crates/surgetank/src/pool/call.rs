@@ -269,11 +269,13 @@ pub enum Ask {
         number: u64,
     },
     /// Send that member the content that the receiver has for a file of the asking member: all but the message with which the copy
-    /// counts. Done: it is there.
+    /// counts. Done: it is there. EBUSY: a program has synced it, and the store does not have it. `to`: if it is the receiver,
+    /// it only says that.
     SendHome {
         to: u32,
         attempt: u64,
         record: Box<Record>,
+        is_stored: bool,
     },
     /// What a name leads to: [`Answer::Found`], which does not count as a look-up. The receiver's kernel is not asked: a program
     /// may hold the directory's lock there, and wait for the asking member.

@@ -292,6 +292,10 @@ pub const FILES: &[Broken] = &[
     toml("[[rules]]\ncompress = \"zstd:99\"\n", &["surgetank.toml:2: compress: 'zstd:99'"]),
     toml("[[rules]]\ndedup = \"no\"\n", &["surgetank.toml:2: dedup: expected true or false"]),
     toml("[[rules]]\nreplicas = 17\n", &["surgetank.toml:2: replicas: '17' is not a number from 1 to 16"]),
+    toml(
+        "[[rules]]\ncollocate = \"\"\n",
+        &["surgetank.toml:2: collocate: '' is neither local nor the name of a group"],
+    ),
     toml("[[rules]]\nreplicas_at = 1\n", &["surgetank.toml:2: replicas_at: '1' is none of later, close"]),
     toml("[[rules]]\nmatsh = \"*\"\n", &["surgetank.toml:2: there is no key 'matsh'", "'match'"]),
     toml("[[rules]]\npin = true\n", &["surgetank.toml:1: rules: a rule needs match"]),

@@ -198,6 +198,7 @@ pub(super) fn begin<F: Filesystem>(router: &Arc<Router<F>>) {
     router.outgoing.unasked().remove(&me);
     all_may_be_known(router);
     router.namespace.replicas.note_closed();
+    placing::begin(router);
     let mut looks = Looks::default();
     let mut begun = spawn(router, "pool-copies", move |router| look(router, &mut looks));
     for _ in 0..THREADS {
@@ -261,6 +262,7 @@ fn look<F: Filesystem>(router: &Router<F>, looks: &mut Looks) {
     if is_due(&mut looks.members, MEMBERS_EVERY) || are_lost {
         come_home(router);
         held::look_at_owners(router);
+        placing::empty(router);
         look_at_members(router);
     }
     let numbers = outgoing.copies.numbers();

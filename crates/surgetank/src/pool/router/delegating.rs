@@ -289,6 +289,8 @@ pub(super) fn contents<F: Filesystem>(
         let file = router.namespace.replicas.open_sealed(FileId(*number), FileId(dir));
         let rest = (CONTENT_BYTES_MAX - from) as u64;
         let read = file.and_then(|file| file.take(rest + 1).read_to_end(&mut content).ok());
+        // (Where the content has moved away, the plain file loses its bytes after that.)
+        let read = read.filter(|_| router.namespace.homes.home_of(FileId(*number)).is_none());
         let length = read.and_then(|bytes| u32::try_from(bytes).ok()).filter(|_| content.len() <= CONTENT_BYTES_MAX);
         if length.is_none() {
             content.truncate(from);

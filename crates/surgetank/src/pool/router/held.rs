@@ -63,6 +63,9 @@ struct Part {
     id: u64,
     fh: u64,
     name: String,
+    bytes: u64,
+    /// When its last piece came.
+    came: Instant,
 }
 
 impl Held {
@@ -78,6 +81,12 @@ impl Held {
             latest.insert(number, (attempt, tick()));
         }
         counts
+    }
+
+    /// Is there no later message?
+    fn may_be_latest(&self, number: u64, attempt: u64) -> bool {
+        let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        latest.get(&number).is_none_or(|(last, _)| *last <= attempt)
     }
 
     fn is_latest(&self, number: u64, attempt: u64) -> bool {
@@ -117,6 +126,8 @@ pub(super) fn find<F: Filesystem>(router: &Router<F>) {
         let rest = name.strip_prefix(prefix.as_bytes()).unwrap_or_default();
         let record = record.and_then(|record| postcard::from_bytes::<Record>(&record).ok());
         match (rest.first(), record) {
+            // (It was to become the content, and the owner has no answer.)
+            (Some(b'c'), Some(record)) if is_content(router, &record) => remove(router, &name),
             (Some(b'c'), Some(record)) => {
                 records(router).insert(record.number, record);
             }
@@ -141,9 +152,21 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, hold: &Hold)
         {
             failed(Errno::PERM)
         }
+        Hold::Piece { record, attempt, offset, content, .. } if !of_member(&record.number) => {
+            if !router.held.may_be_latest(record.number, *attempt) {
+                return failed(Errno::STALE);
+            }
+            let owner = owner_of(record.number);
+            take(router, owner, record, (*attempt, *offset), content, false).map_or_else(
+                |fault| {
+                    end_part(router, (owner, record.number), Some(*attempt));
+                    failed(fault.errno)
+                },
+                |()| Answer::Done,
+            )
+        }
         Hold::Piece { record, attempt, .. } if !router.held.counts(record.number, *attempt) => failed(Errno::STALE),
         Hold::Piece { record, attempt, offset, content, is_last } => {
-            let member = owner_of(record.number);
             match take(router, member, record, (*attempt, *offset), content, *is_last) {
                 Ok(()) => Answer::Done,
                 Err(fault) => {
@@ -192,6 +215,11 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, hold: &Hold)
             if is_late || !router.held.counts(record.number, *attempt) {
                 return failed(Errno::STALE);
             }
+            // (A member that leaves looks after this whether it is a home.)
+            let _work = router.works.enter();
+            if router.leaving.load(Ordering::SeqCst) || router.left.load(Ordering::SeqCst) {
+                return failed(Errno::BUSY);
+            }
             becomes_content(router, record).map_or_else(|fault| failed(fault.errno), |()| Answer::Done)
         }
         Hold::List { since, first } => {
@@ -225,12 +253,19 @@ pub(super) fn take<F: Filesystem>(
     is_last: bool,
 ) -> FsResult<()> {
     let key = (member, record.number);
-    if offset == 0 {
+    let known = router.held.parts().get(&key).cloned().filter(|part| part.attempt == attempt);
+    if offset == 0 && known.is_none() {
         end_part(router, key, None);
         begin_part(router, key, record, attempt)?;
     }
-    let part = router.held.parts().get(&key).cloned();
-    let part = part.filter(|part| part.attempt == attempt).ok_or(Errno::STALE)?;
+    // (A piece that was sent twice may come late.)
+    let part = {
+        let mut parts = router.held.parts();
+        let part = parts.get_mut(&key).filter(|part| part.attempt == attempt && part.bytes == offset);
+        let part = part.ok_or(Errno::STALE)?;
+        (part.bytes, part.came) = (offset + content.len() as u64, tick());
+        part.clone()
+    };
     let mut written = 0;
     while written < content.len() {
         let (at, rest) = (offset + written as u64, content.get(written..).unwrap_or_default());
@@ -244,7 +279,10 @@ pub(super) fn take<F: Filesystem>(
 
 fn begin_part<F: Filesystem>(router: &Router<F>, key: (u32, u64), record: &Record, attempt: u64) -> FsResult<()> {
     let replicas = &router.namespace.replicas;
-    if router.left.load(Ordering::SeqCst) || !replicas.has_room_for(record.size_bytes) {
+    if router.left.load(Ordering::SeqCst) {
+        return Err(Errno::HOSTDOWN.into());
+    }
+    if !replicas.has_room_for(record.size_bytes) {
         return Err(Errno::NOSPC.into());
     }
     let name = format!("{}.p{}.{attempt}", router.link.key(), record.number);
@@ -252,7 +290,7 @@ fn begin_part<F: Filesystem>(router: &Router<F>, key: (u32, u64), record: &Recor
     let (entry, opened) = router.door.create(&agent(), dir, name.as_bytes(), 0o600, flags, false)?;
     // (No kernel knows it.)
     router.door.forget(entry.id, 1);
-    router.held.parts().insert(key, Part { attempt, id: entry.id, fh: opened.fh, name });
+    router.held.parts().insert(key, Part { attempt, id: entry.id, fh: opened.fh, name, bytes: 0, came: tick() });
     Ok(())
 }
 
@@ -340,18 +378,20 @@ fn is_content<F: Filesystem>(router: &Router<F>, record: &Record) -> bool {
 fn becomes_content<F: Filesystem>(router: &Router<F>, record: &Record) -> FsResult<()> {
     let known = record_of(router, record.number).filter(|known| known.version == record.version && known.moment == 0);
     let known = known.ok_or(Errno::NOENT)?;
-    if !is_content(router, record) || is_content(router, &known) || router.left.load(Ordering::SeqCst) {
+    if !is_content(router, record) || is_content(router, &known) {
         return Err(Errno::BUSY.into());
     }
     let id = id_of(router, record.number).ok_or(Errno::NOENT)?;
     let (homes, from) = (&router.namespace.homes, name_of(router, record.number));
     let (dir, to) = (homes.directory().0, homes.name_of(record.number));
-    router.door.rename(&agent(), dir, from.as_bytes(), dir, to.as_bytes(), RenameFlags::NOREPLACE)?;
-    // (Without its record the owner's question finds it needless.)
-    records(router).remove(&record.number);
     note(router, id.0, record)?;
-    records(router).insert(record.number, record.clone());
-    Ok(())
+    let renamed = router.door.rename(&agent(), dir, from.as_bytes(), dir, to.as_bytes(), RenameFlags::NOREPLACE);
+    if renamed.is_ok() {
+        records(router).insert(record.number, record.clone());
+    } else if note(router, id.0, &known).is_err() {
+        drop_copy(router, record.number);
+    }
+    renamed
 }
 
 /// A copy is not needed. If it is the content, its record is not: the owner says whether the content is.
@@ -451,8 +491,14 @@ fn has_path<F: Filesystem>(router: &Router<F>, record: &Record, is_copy: bool) {
     router.others.written.has_copy(member, record.number, file);
 }
 
-/// Copies of files of a member that has left go: the store has everything of it.
+/// Copies of files of a member that has left go: the store has everything of it. So do parts of which no more comes.
 pub(super) fn look_at_owners<F: Filesystem>(router: &Router<F>) {
+    let is_old = |part: &Part| part.came.elapsed() >= LATE;
+    let old: Vec<_> = {
+        let parts = router.held.parts();
+        parts.iter().filter(|(_, part)| is_old(part)).map(|(key, part)| (*key, part.attempt)).collect()
+    };
+    old.into_iter().for_each(|(key, attempt)| end_part(router, key, Some(attempt)));
     router.held.latest.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, (_, came)| came.elapsed() < LATE);
     let owners: BTreeSet<u32> = records(router).keys().map(|number| owner_of(*number)).collect();
     if owners.is_empty() {

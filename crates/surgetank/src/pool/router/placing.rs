@@ -13,7 +13,7 @@
 //! If that fails, or the owner's agent ends, the content that was there before counts, and the other one is not needed. The member
 //! keeps the copy's record, and learns of changes as a holder does. So the file comes back under its path if the owner is lost.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -38,7 +38,11 @@ const SENDING: Duration = Duration::from_secs(300);
 
 /// Files that go to another home: by number, the member.
 #[derive(Default)]
-pub(super) struct Moving(Mutex<HashMap<u64, u32>>);
+pub(super) struct Moving {
+    to: Mutex<HashMap<u64, u32>>,
+    /// Those that have gone, and whose plain file here still has their bytes.
+    full: Mutex<BTreeSet<u64>>,
+}
 
 impl Moving {
     pub fn is_under_way(&self, number: u64, to: u32) -> bool {
@@ -58,7 +62,19 @@ impl Moving {
     }
 
     fn all(&self) -> MutexGuard<'_, HashMap<u64, u32>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.to.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_full(&self, number: u64) {
+        self.full.lock().unwrap_or_else(PoisonError::into_inner).insert(number);
+    }
+
+    fn is_empty(&self, number: u64) {
+        self.full.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
+    }
+
+    fn full(&self) -> BTreeSet<u64> {
+        self.full.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -99,13 +115,21 @@ pub(super) fn place<F: Filesystem>(router: &Router<F>, number: u64) {
 /// Returns `false` if it is to be tried again.
 fn place_at<F: Filesystem>(router: &Router<F>, number: u64, sealed: &Sealed, member: u32) -> std::io::Result<bool> {
     let (replicas, copies, id) = (&router.namespace.replicas, &router.outgoing.copies, FileId(number));
-    if !replicas.is_closed(id) {
+    if !replicas.may_move(id) {
         return Ok(false);
     }
     let record = Record::of(number, sealed);
     let known = copies.whole(number).remove(&member).flatten();
     let has_it = known.is_some_and(|known| known.is_of_content_of(&record) && known.path == record.path);
+    // (A home that sends the content knows whether it may move.)
+    let knows = |home: u32| has_sent(router, (home, sealed.is_clean), (home, 0), &record);
+    if let Some(home) = sealed.home.filter(|_| has_it || record.size_bytes == 0 || member == router.link.member()) {
+        knows(home)?;
+    }
     if !has_it && !sending::send(router, sealed, &record, member, &|| true)? {
+        return Ok(false);
+    }
+    if !replicas.may_move(id) {
         return Ok(false);
     }
     router.outgoing.moving.begins(number, member);
@@ -113,8 +137,27 @@ fn place_at<F: Filesystem>(router: &Router<F>, number: u64, sealed: &Sealed, mem
     router.outgoing.moving.ends(number);
     if *moves.as_ref().unwrap_or(&false) {
         delegating::changed(router, number);
+        router.outgoing.moving.is_full(number);
+        empty(router);
     }
     moves
+}
+
+/// Plain files of content that is elsewhere lose their bytes, as soon as the drain does not read them.
+pub(super) fn empty<F: Filesystem>(router: &Router<F>) {
+    for number in router.outgoing.moving.full() {
+        match router.namespace.replicas.empty(FileId(number)) {
+            Ok(false) => {}
+            Ok(true) => router.outgoing.moving.is_empty(number),
+            Err(why) => tracing::warn!(%why, number, "a file whose content is elsewhere takes room here"),
+        }
+    }
+}
+
+/// An earlier agent may have had such files.
+pub(super) fn begin<F: Filesystem>(router: &Router<F>) {
+    let files = router.namespace.replicas.to_be_emptied();
+    files.into_iter().for_each(|FileId(number)| router.outgoing.moving.is_full(number));
 }
 
 /// The member has a copy. It becomes the home, if the file is as it was.
@@ -132,7 +175,10 @@ fn make_home<F: Filesystem>(
         return Ok(is_same && replicas.comes_home(id, sealed.version, &replicas.open(copy)?, true)?);
     }
     // (If the member is lost, the owner puts the content back from a copy of its own.)
-    let needs_own = sealed.wanted > 1 && !router.outgoing.copies.whole(number).contains_key(&me);
+    let needs_own = sealed.wanted > 1 && {
+        let own = router.outgoing.copies.whole(number).remove(&me).flatten();
+        !own.is_some_and(|own| own.is_of_content_of(record))
+    };
     if needs_own && !sending::send(router, sealed, record, me, &|| true)? {
         return Ok(false);
     }
@@ -163,14 +209,14 @@ fn hand_over<F: Filesystem>(
 /// Has the home sent that member the content, but for the message with which the copy counts? Errors: of the member or the home.
 pub(super) fn has_sent<F: Filesystem>(
     router: &Router<F>,
-    home: u32,
+    (home, is_stored): (u32, bool),
     (to, attempt): (u32, u64),
     record: &Record,
 ) -> std::io::Result<bool> {
-    if record.size_bytes == 0 {
+    if record.size_bytes == 0 && to != home {
         return Ok(false);
     }
-    let ask = Ask::SendHome { to, attempt, record: Box::new(record.clone()) };
+    let ask = Ask::SendHome { to, attempt, record: Box::new(record.clone()), is_stored };
     let until = tick() + SENDING;
     let answer =
         router.link.call(home, &Call { uid: 0, gid: 0, ask }, None, &mut |_| tick() < until && !router.link.is_over());
@@ -186,13 +232,19 @@ pub(super) fn send_home<F: Filesystem>(
     router: &Router<F>,
     member: u32,
     (to, attempt): (u32, u64),
-    record: &Record,
+    (record, is_stored): (&Record, bool),
 ) -> Answer {
     let failed = |errno: Errno| Answer::Failed(errno.raw_os_error());
     if record.number / FILES_OF_A_MEMBER != u64::from(member) || record.home != Some(router.link.member()) {
         return failed(Errno::PERM);
     }
     let Some(content) = router.namespace.homes.content_for(record.number) else { return failed(Errno::NOENT) };
+    if !is_stored && router.namespace.replicas.is_content_promised(content) {
+        return failed(Errno::BUSY);
+    }
+    if to == router.link.member() {
+        return Answer::Done;
+    }
     let file = match router.namespace.replicas.open(content) {
         Ok(file) => file,
         Err(why) => return Answer::Failed(why.raw_os_error().unwrap_or(Errno::IO.raw_os_error())),
@@ -206,9 +258,8 @@ pub(super) fn send_home<F: Filesystem>(
             return failed(Errno::STALE);
         }
         let hold = Hold::Piece { record: record.clone(), attempt, offset, content, is_last: false };
-        let call = Call { uid: 0, gid: 0, ask: Ask::Hold(Box::new(hold)) };
         let until = tick() + PATIENCE;
-        match router.link.call(to, &call, None, &mut |_| tick() < until && !router.link.is_over()) {
+        match tell(router, to, hold, until) {
             Ok(Answer::Done) => offset += bytes,
             Ok(Answer::Failed(errno)) => return Answer::Failed(errno),
             Err(NoAnswer::Gone) => return failed(Errno::HOSTDOWN),

@@ -198,8 +198,10 @@ pub(super) fn send<F: Filesystem>(
 ) -> std::io::Result<bool> {
     note_holder(router, member)?;
     let attempt = next_attempt(router);
-    let source = match sealed.home.filter(|_| member != router.link.member() && sealed.group.is_some()) {
-        Some(home) if placing::has_sent(router, home, (member, attempt), record)? => Source::Sent,
+    // (What is not sealed yet needs its sum.)
+    let sends = member != router.link.member() && sealed.group.is_some() && sealed.moment == 0;
+    let source = match sealed.home.filter(|_| sends) {
+        Some(home) if placing::has_sent(router, (home, sealed.is_clean), (member, attempt), record)? => Source::Sent,
         _ => open(router, record.number, sealed, attempt)?,
     };
     let sent = send_from(router, (sealed, record), member, (&source, attempt), patient);

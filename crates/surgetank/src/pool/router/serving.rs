@@ -76,7 +76,9 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -
         Ask::StoredUntil { member } => Answer::Count(router.others.stored.of(*member)),
         Ask::OldestAge => Answer::Count(router.namespace.questions.oldest_age_ms(router.outgoing.begun)),
         Ask::SumHome { number } => sum_of(router, *number),
-        Ask::SendHome { to, attempt, record } => placing::send_home(router, member, (*to, *attempt), record),
+        Ask::SendHome { to, attempt, record, is_stored } => {
+            placing::send_home(router, member, (*to, *attempt), (record, *is_stored))
+        }
         Ask::ChangeHome { number, change } => attributes_of(router, *number, Some(change)),
         Ask::Needs { numbers } => {
             let need = |number: &u64| match FileId(*number) {
