@@ -347,6 +347,12 @@ impl DrainQueue<'_> {
         true
     }
 
+    /// What made the operation fail is gone: it is tried again at once, as if it had not.
+    pub fn forgive(&mut self, seq: Seq) {
+        let Some(op) = self.tree.ops.get_mut(&seq).filter(|op| op.error.is_some()) else { return };
+        (op.due, op.failures, op.first_failure, op.error) = (clock::tick(), 0, None, None);
+    }
+
     /// The operation failed. `judge` gets the number of failures and the time of the first one. It returns when the
     /// operation is retried, and the report to the user.
     pub fn fail(&mut self, seq: Seq, judge: impl FnOnce(u32, Instant) -> (Instant, Trouble)) {

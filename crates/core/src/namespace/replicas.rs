@@ -372,6 +372,9 @@ impl Replicas {
         device.add_used((blocks * 512) as i64 - charged as i64);
         (inode.charged_bytes, inode.attr.blocks, inode.attr.size_bytes) = (blocks * 512, blocks, size_bytes);
         inode.extra_mut().home = NodeId::default();
+        if let Some(publish) = inode.publish {
+            tree.drain_queue().forgive(publish);
+        }
         tree.recount(id);
         tree.txn.file(id);
         metadata.commit(&mut tree);
