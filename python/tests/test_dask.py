@@ -38,6 +38,7 @@ exit $code
 CLIENT = r"""
 import json, os, time
 from pathlib import Path
+import surgetank
 from distributed import Client
 from surgetank.workflow.engines.dask import SurgetankLocations
 
@@ -79,7 +80,25 @@ import dask
 with dask.annotate(files=[f"work/{n}" for n in mine]):
     annotated = client.submit(lambda count: (os.uname().nodename, count), len(mine), pure=False).result()
 chosen = client.submit(read, names[mine[0]], workers=workers[1], allow_other_workers=True, pure=False).result()
-print(json.dumps({"local": local, "seconds": seconds, "joined": joined, "annotated": annotated, "chosen": chosen[0], "mine": len(mine)}))
+# A reduce: its inputs are brought to one node, and the task runs there.
+STATE = os.environ["STATE"] + "/0"
+
+def prepare():
+    Path("reduced").mkdir()
+    surgetank.hint("reduced", STATE, DP="collocation|sum")
+
+def where():
+    found = surgetank.locate([f"reduced/{n}" for n in range(8)], STATE)
+    return {copy["node"] for one in found for copy in one["copies"]}
+
+client.submit(prepare, workers=workers[0], pure=False).result()
+client.gather([client.submit(make, n, f"reduced/{n}", workers=workers[n % len(workers)], pure=False) for n in range(8)])
+until = time.monotonic() + 60
+while len(at := client.submit(where, workers=workers[0], pure=False).result()) != 1:
+    assert time.monotonic() < until, at
+    time.sleep(0.1)
+reduced = client.submit(join, [f"reduced/{n}" for n in range(8)], pure=False).result()
+print(json.dumps({"reduced": reduced, "at": list(at), "local": local, "seconds": seconds, "joined": joined, "annotated": annotated, "chosen": chosen[0], "mine": len(mine)}))
 client.shutdown()
 """
 
@@ -112,6 +131,7 @@ def test_tasks_run_where_their_files_are(tmp_path: Path, tier: Path) -> None:
     assert found["joined"] == ["node2", found["mine"] * FILE_BYTES], found
     assert found["annotated"] == ["node2", found["mine"]], found
     assert found["chosen"] == "node1", found
+    assert found["reduced"] == [*found["at"], 8 * FILE_BYTES], found
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,11 @@ impl Replicas {
         tree.iter().filter(|(_, inode)| is_one(inode)).map(|(id, _)| id).collect()
     }
 
+    /// Has no program the file open?
+    pub fn is_closed(&self, id: FileId) -> bool {
+        self.files.metadata.open_of(id).is_none()
+    }
+
     /// Has a program synced content that is here for another member's file?
     pub fn is_content_promised(&self, content: FileId) -> bool {
         self.files.metadata.read_tree().get(content).is_some_and(Inode::is_promised)
@@ -62,7 +67,7 @@ impl Replicas {
         if !self.base.store.features().plain_files {
             return Ok(false);
         }
-        let _inode = metadata.lock_inode(id);
+        let inode_lock = metadata.lock_inode(id);
         let mut tree = metadata.write_tree();
         let is_same =
             |now: Sealed| (now.version, now.moment, now.home, &now.path) == (then.version, 0, then.home, &then.path);
@@ -81,6 +86,9 @@ impl Replicas {
         metadata.commit(&mut tree);
         metadata.show(&tree, id);
         drop(tree);
+        drop(inode_lock);
+        // (The kernel has believed them for a while longer than those of content elsewhere.)
+        self.files.sealer.forget_attributes_for_sure(id);
         metadata.wake();
         Ok(true)
     }
@@ -97,22 +105,26 @@ impl Replicas {
             let op = inode.publish.and_then(|seq| tree.ops.get(&seq));
             op.is_some_and(|op| !matches!(op.progress, Progress::Waiting))
         };
-        let place = {
+        let (file, device) = {
+            // (A path on a tier means one thing while the tree is locked. What the drain begins after this it reads at the home.)
             let tree = metadata.read_tree();
             let Some(inode) = tree.get(id).filter(|inode| inode.home().is_some()) else { return Ok(true) };
             if is_staged(&tree, inode) {
                 return Ok(false);
             }
-            inode.replica.zip(tree.logical_path(id))
+            let place = inode.replica.zip(tree.logical_path(id));
+            let Some((PlainId { device, ino, .. }, path)) = place else { return Ok(true) };
+            let device = self.base.tiers.device(device);
+            // (Without leases it is not known who reads it.)
+            if !device.leases() {
+                return Ok(true);
+            }
+            let file = device.open(&path, true)?;
+            if fstat(&file)?.st_ino != ino {
+                return Ok(false);
+            }
+            (file, device)
         };
-        // (What the drain begins from here on it reads at the home.)
-        let Some((PlainId { device, .. }, path)) = place else { return Ok(true) };
-        let device = self.base.tiers.device(device);
-        // (Without leases it is not known who reads it.)
-        if !device.leases() {
-            return Ok(true);
-        }
-        let file = device.open(&path, true)?;
         let before = punch(&file)?;
         let blocks = u64::try_from(fstat(&file)?.st_blocks).unwrap_or(0);
         let mut tree = metadata.write_tree();

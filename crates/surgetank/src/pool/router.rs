@@ -233,7 +233,7 @@ impl<F: Filesystem> Router<F> {
             return close(true);
         }
         // (Other members' files need what this one has for them.)
-        let is_home = || !self.link.is_over() && clean() && serving::remove_unneeded(self, &|| true) > 0;
+        let is_home = || !self.link.is_over() && clean() && serving::remove_all(self) > 0;
         let may_be_needed = || !self.link.is_over() && (lost::is_pending(self) || !held::owners_live(self));
         let may_be_open = || {
             // (Open files that their owner does not know of are open here afterwards.)

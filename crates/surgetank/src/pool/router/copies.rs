@@ -115,7 +115,7 @@ impl Outgoing {
     }
 
     /// A thread of a program copies this file. `false`: another one does, and goes on.
-    fn takes(&self, number: u64, patient: &dyn Fn() -> bool) -> bool {
+    pub(super) fn takes(&self, number: u64, patient: &dyn Fn() -> bool) -> bool {
         let mut queue = self.queue();
         while !queue.busy.insert(number) {
             if !patient() {
@@ -126,7 +126,7 @@ impl Outgoing {
         true
     }
 
-    fn has_copied(&self, number: u64) {
+    pub(super) fn has_copied(&self, number: u64) {
         self.queue().busy.remove(&number);
         self.news.notify_all();
     }
@@ -205,11 +205,12 @@ pub(super) fn begin<F: Filesystem>(router: &Arc<Router<F>>) {
         begun &= spawn(router, "pool-copying", |router| {
             if let Some(number) = router.outgoing.next() {
                 sending::copy(router, number, &|| true);
-                placing::place(router, number);
                 router.outgoing.has_copied(number);
+                router.outgoing.moving.may_go(number);
             }
         });
     }
+    begun &= spawn(router, "pool-placing", placing::place_next);
     if !begun {
         tracing::warn!("closed files are not copied to other members");
     }
@@ -299,7 +300,7 @@ fn all_may_be_known<F: Filesystem>(router: &Router<F>) {
 }
 
 /// The member has a copy that an earlier agent made.
-fn is_at<F: Filesystem>(router: &Router<F>, record: Record, member: u32) {
+pub(super) fn is_at<F: Filesystem>(router: &Router<F>, record: Record, member: u32) {
     // (Before the table: what leaves that is not in the other one any more.)
     router.namespace.replicas.has_copy(FileId(record.number));
     if record.moment != 0 {
@@ -443,7 +444,7 @@ fn compare_for_program<F: Filesystem>(router: &Router<F>, numbers: &[u64]) -> Fs
     Ok(())
 }
 
-/// What a holder is told.
+/// What a holder learns.
 #[derive(Default)]
 struct Told {
     gone: Vec<u64>,
@@ -534,11 +535,17 @@ pub(super) fn comes_home<F: Filesystem>(router: &Router<F>, id: FileId) -> bool 
     if !home.is_some_and(|home| router.link.lost().contains_key(&home)) {
         return false;
     }
-    let Some((version, copy)) = held::version_of(router, id.0).zip(held::id_of(router, id.0)) else { return false };
+    let Some((record, copy)) = held::record_of(router, id.0).zip(held::id_of(router, id.0)) else { return false };
     let replicas = &router.namespace.replicas;
-    match replicas.open(copy).and_then(|copy| replicas.comes_home(id, version, &copy, false)) {
+    match replicas.open(copy).and_then(|copy| replicas.comes_home(id, record.version, &copy, false)) {
         Ok(comes) => {
             if comes {
+                if record.moment != 0 {
+                    // (Others may have what came after that close. They get this.)
+                    let attempt = next_attempt(router);
+                    let holders = router.outgoing.copies.of(id.0).unwrap_or_default();
+                    holders.keys().for_each(|member| router.outgoing.copies.is_in_doubt(id.0, *member, attempt));
+                }
                 delegating::changed(router, id.0);
                 tracing::info!(number = id.0, "a file has its content from a copy: its home is lost");
             }

@@ -47,12 +47,17 @@ pub(super) struct Held {
     latest: Mutex<HashMap<u64, (u64, Instant)>>,
     /// Held while contents that are not needed are removed. (A copy that becomes content does not take the name of one.)
     pub(super) removing: Mutex<()>,
+    /// When this member last looked whether it may leave.
+    wants_to_leave: Mutex<Option<Instant>>,
     /// Since when an owner of copies does not answer, if this member is to leave.
     silent: Mutex<Option<Instant>>,
 }
 
 /// So long a member that leaves waits for an owner that does not answer and is not lost.
 const SILENT: Duration = Duration::from_secs(120);
+
+/// A member that leaves looks more often than this whether it may.
+const LEAVING: Duration = Duration::from_secs(3);
 
 /// No message comes so much later.
 const LATE: Duration = Duration::from_secs(600);
@@ -71,6 +76,16 @@ struct Part {
 impl Held {
     fn since(&self) -> MutexGuard<'_, HashMap<u32, u64>> {
         self.since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// This member is to leave: it becomes the home of no other content.
+    pub fn wants_to_leave(&self) {
+        *self.wants_to_leave.lock().unwrap_or_else(PoisonError::into_inner) = Some(tick());
+    }
+
+    fn leaves(&self) -> bool {
+        let last = *self.wants_to_leave.lock().unwrap_or_else(PoisonError::into_inner);
+        last.is_some_and(|last| last.elapsed() < LEAVING)
     }
 
     /// Does the message about this number count? Then earlier ones do not, from now on.
@@ -126,9 +141,15 @@ pub(super) fn find<F: Filesystem>(router: &Router<F>) {
         let rest = name.strip_prefix(prefix.as_bytes()).unwrap_or_default();
         let record = record.and_then(|record| postcard::from_bytes::<Record>(&record).ok());
         match (rest.first(), record) {
-            // (It was to become the content, and the owner has no answer.)
-            (Some(b'c'), Some(record)) if is_content(router, &record) => remove(router, &name),
             (Some(b'c'), Some(record)) => {
+                // (It was to become the content, and the owner has no answer.)
+                let is_to_be = is_content(router, &record);
+                let record = if is_to_be { Record { home: None, ..record } } else { record };
+                let child = || router.namespace.pooled.child_of(router.namespace.homes.directory(), &name);
+                if is_to_be && child().is_none_or(|id| note(router, id.0, &record).is_err()) {
+                    remove(router, &name);
+                    continue;
+                }
                 records(router).insert(record.number, record);
             }
             (Some(b'p' | b'c'), _) => remove(router, &name),
@@ -217,7 +238,8 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, hold: &Hold)
             }
             // (A member that leaves looks after this whether it is a home.)
             let _work = router.works.enter();
-            if router.leaving.load(Ordering::SeqCst) || router.left.load(Ordering::SeqCst) {
+            let is_home = record_of(router, record.number).is_some_and(|known| is_content(router, &known));
+            if !is_home && router.held.leaves() || router.left.load(Ordering::SeqCst) {
                 return failed(Errno::BUSY);
             }
             becomes_content(router, record).map_or_else(|fault| failed(fault.errno), |()| Answer::Done)
@@ -376,11 +398,18 @@ fn is_content<F: Filesystem>(router: &Router<F>, record: &Record) -> bool {
 
 /// A copy of this version becomes the content. Errors: ENOENT, there is none; EEXIST, an earlier content has not gone yet.
 fn becomes_content<F: Filesystem>(router: &Router<F>, record: &Record) -> FsResult<()> {
-    let known = record_of(router, record.number).filter(|known| known.version == record.version && known.moment == 0);
-    let known = known.ok_or(Errno::NOENT)?;
-    if !is_content(router, record) || is_content(router, &known) {
-        return Err(Errno::BUSY.into());
+    if !is_content(router, record) {
+        return Err(Errno::INVAL.into());
     }
+    let known = record_of(router, record.number);
+    if known.as_ref().is_none_or(|known| is_content(router, known)) {
+        // (It is the home already: the record is about a later version.)
+        let content = router.namespace.homes.content_for(record.number).ok_or(Errno::NOENT)?;
+        note(router, content.0, record)?;
+        records(router).insert(record.number, record.clone());
+        return Ok(());
+    }
+    let known = known.filter(|known| known.version == record.version && known.moment == 0).ok_or(Errno::NOENT)?;
     let id = id_of(router, record.number).ok_or(Errno::NOENT)?;
     let (homes, from) = (&router.namespace.homes, name_of(router, record.number));
     let (dir, to) = (homes.directory().0, homes.name_of(record.number));
@@ -405,7 +434,12 @@ pub(super) fn drop_copy<F: Filesystem>(router: &Router<F>, number: u64) {
             }
         }
         Some(_) => remove(router, name_of(router, number).as_bytes()),
-        None => {}
+        None => {
+            // (A record that is not in the table was taken back.)
+            if let Some(id) = router.namespace.homes.content_for(number) {
+                let _ = router.door.removexattr(&agent(), id.0, RECORD);
+            }
+        }
     }
 }
 

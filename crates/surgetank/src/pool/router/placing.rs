@@ -16,8 +16,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::FileExt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use surgetank_core::namespace::pooled::FILES_OF_A_MEMBER;
@@ -28,7 +28,7 @@ use surgetank_types::model::{FileId, Role};
 use super::super::call::{Answer, Ask, Call};
 use super::super::link::NoAnswer;
 use super::super::replicas::{Hold, Record};
-use super::copies::{LISTING, next_attempt, tell};
+use super::copies::{LISTING, is_at, next_attempt, tell};
 use super::sending::{self, PIECE_BYTES};
 use super::{PATIENCE, Router, delegating, held};
 use crate::mount::Filesystem;
@@ -42,7 +42,15 @@ pub(super) struct Moving {
     to: Mutex<HashMap<u64, u32>>,
     /// Those that have gone, and whose plain file here still has their bytes.
     full: Mutex<BTreeSet<u64>>,
+    /// Those that may have to go. A member that does not answer keeps others waiting, but no copies.
+    due: Mutex<BTreeSet<u64>>,
+    news: Condvar,
+    /// Members that were to be homes and leave, and when they said so.
+    refused: Mutex<HashMap<u32, Instant>>,
 }
+
+/// A member that leaves is not asked again for so long.
+const LEAVING: Duration = Duration::from_secs(30);
 
 impl Moving {
     pub fn is_under_way(&self, number: u64, to: u32) -> bool {
@@ -63,6 +71,30 @@ impl Moving {
 
     fn all(&self) -> MutexGuard<'_, HashMap<u64, u32>> {
         self.to.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The file was closed, and copied.
+    pub fn may_go(&self, number: u64) {
+        self.due.lock().unwrap_or_else(PoisonError::into_inner).insert(number);
+        self.news.notify_all();
+    }
+
+    fn next(&self) -> Option<u64> {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
+        if due.is_empty() {
+            due = self.news.wait_timeout(due, PATIENCE).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        due.pop_first()
+    }
+
+    fn refuses(&self, member: u32) -> bool {
+        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        refused.get(&member).is_some_and(|when| when.elapsed() < LEAVING)
+    }
+
+    fn has_refused(&self, member: u32) {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner).insert(member, tick());
     }
 
     fn is_full(&self, number: u64) {
@@ -90,13 +122,25 @@ fn member_of<F: Filesystem>(router: &Router<F>, group: &str) -> Option<u32> {
     best.map(|one| one.member)
 }
 
+/// Moves the next file. (Of one file, one copy comes after the other.)
+pub(super) fn place_next<F: Filesystem>(router: &Router<F>) {
+    let Some(number) = router.outgoing.moving.next() else { return };
+    if router.namespace.replicas.placed(FileId(number)).is_some() && router.outgoing.takes(number, &|| true) {
+        place(router, number);
+        router.outgoing.has_copied(number);
+    }
+}
+
 /// Moves the content of a file of this member to where it belongs.
-pub(super) fn place<F: Filesystem>(router: &Router<F>, number: u64) {
+fn place<F: Filesystem>(router: &Router<F>, number: u64) {
     let replicas = &router.namespace.replicas;
     let Some(sealed) = replicas.placed(FileId(number)) else { return };
     let Some(member) = sealed.group.as_deref().and_then(|group| member_of(router, group)) else { return };
     if sealed.home.unwrap_or(router.link.member()) == member {
-        return;
+        return adopt(router, number, &sealed);
+    }
+    if router.outgoing.moving.refuses(member) {
+        return router.outgoing.try_later(number);
     }
     match place_at(router, number, &sealed, member) {
         Ok(true) => tracing::debug!(number, member, "the content of a file is with its group"),
@@ -121,13 +165,11 @@ fn place_at<F: Filesystem>(router: &Router<F>, number: u64, sealed: &Sealed, mem
     let record = Record::of(number, sealed);
     let known = copies.whole(number).remove(&member).flatten();
     let has_it = known.is_some_and(|known| known.is_of_content_of(&record) && known.path == record.path);
-    // (A home that sends the content knows whether it may move.)
-    let knows = |home: u32| has_sent(router, (home, sealed.is_clean), (home, 0), &record);
-    if let Some(home) = sealed.home.filter(|_| has_it || record.size_bytes == 0 || member == router.link.member()) {
-        knows(home)?;
-    }
-    if !has_it && !sending::send(router, sealed, &record, member, &|| true)? {
+    if !has_it && !sending::send(router, sealed, &record, (member, true), &|| true)? {
         return Ok(false);
+    }
+    if let Some(home) = sealed.home {
+        has_sent(router, home, (home, 0), (sealed, &record))?;
     }
     if !replicas.may_move(id) {
         return Ok(false);
@@ -179,10 +221,34 @@ fn make_home<F: Filesystem>(
         let own = router.outgoing.copies.whole(number).remove(&me).flatten();
         !own.is_some_and(|own| own.is_of_content_of(record))
     };
-    if needs_own && !sending::send(router, sealed, record, me, &|| true)? {
+    if needs_own && !sending::send(router, sealed, record, (me, false), &|| true)? {
         return Ok(false);
     }
     hand_over(router, record, sealed, member)
+}
+
+/// The home of a file of a group has the record of its content, also if it had none any more when the file was written again. (It
+/// ends when the store has the file.)
+pub(super) fn adopt<F: Filesystem>(router: &Router<F>, number: u64, sealed: &Sealed) {
+    let Some(home) = sealed.home.filter(|_| sealed.group.is_some() && !sealed.is_clean) else { return };
+    let copies = &router.outgoing.copies;
+    let is_of_home = |has: Option<Record>| has.is_none_or(|has| has.home == Some(home));
+    if copies.of(number).unwrap_or_default().remove(&home).is_some_and(is_of_home) {
+        return;
+    }
+    let record = Record { moment: 0, ..Record::of(number, sealed) };
+    if sending::note_holder(router, home).is_err() {
+        return;
+    }
+    // (First in the table. So either the look at the file finds a change, or the change finds it there.)
+    is_at(router, record.clone(), home);
+    let attempt = next_attempt(router);
+    let named = router.namespace.replicas.named(FileId(number)).map(|named| Record::of(number, &named));
+    let is_same = named.is_some_and(|named| named.home == Some(home) && named.has_name_of(&record));
+    let hold = Hold::Home { attempt, record };
+    if !is_same || tell(router, home, hold, tick() + LISTING) != Ok(Answer::Done) {
+        copies.is_in_doubt(number, home, attempt);
+    }
 }
 
 /// The member has a copy: that becomes the content.
@@ -197,8 +263,15 @@ fn hand_over<F: Filesystem>(
     let record = Record { home: Some(member), ..record.clone() };
     let answer = tell(router, member, Hold::Home { attempt, record: record.clone() }, tick() + PATIENCE);
     let moves = answer == Ok(Answer::Done) && replicas.moves_to(FileId(number), sealed, member)?;
+    if answer == Ok(Answer::Failed(Errno::BUSY.raw_os_error())) {
+        router.outgoing.moving.has_refused(member);
+    }
     if moves {
         copies.says(record, member, attempt);
+        // (It may have learnt meanwhile that it has no copy any more.)
+        if let Some(now) = replicas.now(FileId(number), sealed) {
+            adopt(router, number, &now);
+        }
     } else {
         // (It may be the content there, which is not needed.)
         copies.is_in_doubt(number, member, attempt);
@@ -206,20 +279,25 @@ fn hand_over<F: Filesystem>(
     Ok(moves)
 }
 
-/// Has the home sent that member the content, but for the message with which the copy counts? Errors: of the member or the home.
+/// Has the home sent that member the content, but for the message with which the copy counts? It stops waiting when a program opens
+/// the file. Errors: of the member or the home; EBUSY, it may not move now.
 pub(super) fn has_sent<F: Filesystem>(
     router: &Router<F>,
-    (home, is_stored): (u32, bool),
+    home: u32,
     (to, attempt): (u32, u64),
-    record: &Record,
+    (sealed, record): (&Sealed, &Record),
 ) -> std::io::Result<bool> {
     if record.size_bytes == 0 && to != home {
         return Ok(false);
     }
-    let ask = Ask::SendHome { to, attempt, record: Box::new(record.clone()), is_stored };
+    let ask = Ask::SendHome { to, attempt, record: Box::new(record.clone()), is_stored: sealed.is_clean };
     let until = tick() + SENDING;
-    let answer =
-        router.link.call(home, &Call { uid: 0, gid: 0, ask }, None, &mut |_| tick() < until && !router.link.is_over());
+    let (replicas, id) = (&router.namespace.replicas, FileId(record.number));
+    let is_same =
+        || replicas.now(id, sealed).is_some_and(|now| now.version == sealed.version) && replicas.is_closed(id);
+    let answer = router.link.call(home, &Call { uid: 0, gid: 0, ask }, None, &mut |_| {
+        tick() < until && !router.link.is_over() && is_same()
+    });
     match answer {
         Ok(Answer::Done) => Ok(true),
         Ok(Answer::Failed(errno)) => Err(std::io::Error::from_raw_os_error(errno)),

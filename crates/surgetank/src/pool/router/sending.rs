@@ -33,6 +33,9 @@ pub(super) const PIECE_BYTES: u64 = 1 << 20;
 pub(super) fn copy<F: Filesystem>(router: &Router<F>, number: u64, patient: &dyn Fn() -> bool) -> bool {
     let Some(sealed) = router.namespace.replicas.sealed(FileId(number)) else { return true };
     let wanted = usize::try_from(sealed.wanted).unwrap_or(usize::MAX).saturating_sub(1);
+    if sealed.wanted > 1 {
+        placing::adopt(router, number, &sealed);
+    }
     let record = Record::of(number, &sealed);
     let mut known = router.outgoing.copies.of(number).unwrap_or_default();
     // (Its record there is of the content itself.)
@@ -67,7 +70,7 @@ pub(super) fn copy<F: Filesystem>(router: &Router<F>, number: u64, patient: &dyn
         if are_enough(&holders) && !is_replaced || !patient() {
             break;
         }
-        match send(router, &sealed, &record, member, patient) {
+        match send(router, &sealed, &record, (member, false), patient) {
             Ok(true) => {
                 holders.insert(member);
             }
@@ -188,20 +191,18 @@ enum Source {
     Sent,
 }
 
-/// Sends the content. Returns `false` if the file has changed meanwhile.
+/// Sends the content. Returns `false` if the file has changed meanwhile. `is_to_move`: its home sends it.
 pub(super) fn send<F: Filesystem>(
     router: &Router<F>,
     sealed: &Sealed,
     record: &Record,
-    member: u32,
+    (member, is_to_move): (u32, bool),
     patient: &dyn Fn() -> bool,
 ) -> std::io::Result<bool> {
     note_holder(router, member)?;
     let attempt = next_attempt(router);
-    // (What is not sealed yet needs its sum.)
-    let sends = member != router.link.member() && sealed.group.is_some() && sealed.moment == 0;
-    let source = match sealed.home.filter(|_| sends) {
-        Some(home) if placing::has_sent(router, (home, sealed.is_clean), (member, attempt), record)? => Source::Sent,
+    let source = match sealed.home.filter(|_| is_to_move && member != router.link.member()) {
+        Some(home) if placing::has_sent(router, home, (member, attempt), (sealed, record))? => Source::Sent,
         _ => open(router, record.number, sealed, attempt)?,
     };
     let sent = send_from(router, (sealed, record), member, (&source, attempt), patient);
@@ -215,7 +216,7 @@ pub(super) fn send<F: Filesystem>(
 }
 
 /// The next agent will ask the member what it has.
-fn note_holder<F: Filesystem>(router: &Router<F>, member: u32) -> std::io::Result<()> {
+pub(super) fn note_holder<F: Filesystem>(router: &Router<F>, member: u32) -> std::io::Result<()> {
     let noted = || router.outgoing.noted.lock().unwrap_or_else(PoisonError::into_inner);
     if noted().contains(&member) || member == router.link.member() {
         return Ok(());

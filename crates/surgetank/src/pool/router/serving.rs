@@ -172,6 +172,12 @@ pub(super) fn look_now_and_then<F: Filesystem>(router: &Arc<Router<F>>) {
     }
 }
 
+/// This member is to leave: removes all that the store has.
+pub(super) fn remove_all<F: Filesystem>(router: &Router<F>) -> usize {
+    router.held.wants_to_leave();
+    remove_unneeded(router, &|| true)
+}
+
 /// Removes contents that no file needs, and while `room_is_wanted` those too that the store has, the oldest first. Returns how
 /// many stay that living members need.
 pub(super) fn remove_unneeded<F: Filesystem>(router: &Router<F>, room_is_wanted: &dyn Fn() -> bool) -> usize {
@@ -220,10 +226,10 @@ pub(super) fn remove_unneeded<F: Filesystem>(router: &Router<F>, room_is_wanted:
                 };
                 if goes {
                     let homes = &router.namespace.homes;
+                    held::content_ends(router, *number);
                     // (A program that has it open keeps it.)
                     let _ = router.door.unlink(&agent(), homes.directory().0, homes.name_of(*number).as_bytes());
                     router.others.written.content_ends(member, *number);
-                    held::content_ends(router, *number);
                 } else {
                     stay += 1;
                 }
