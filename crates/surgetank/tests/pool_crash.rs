@@ -146,7 +146,7 @@ fn case(pool: &mut Pool, seed: u64) -> usize {
         fs::write(pool.member(rng.usize(0..NODES)).join(dir).join("claims"), "").unwrap();
     }
     // (In every second case files go to the member of their group.)
-    if seed % 2 == 0 {
+    if seed.is_multiple_of(2) {
         for dir in ["a", "b", "c"] {
             let (dir, group) = (pool.member(rng.usize(0..NODES)).join(dir), format!("group {}", rng.u32(..)));
             let hint = "user.surgetank.hint.collocate";
