@@ -128,8 +128,8 @@ pub enum Hold {
     /// counts from now on.
     List { since: u64, first: u64 },
     /// The receiver is to be the home of this version, of which it has a copy. The copy is the content from now on. The record stays
-    /// until the owner says otherwise.
-    Home { attempt: u64, record: Record },
+    /// until the owner says otherwise. `is_home`: it is the home already, and only gets the record.
+    Home { attempt: u64, record: Record, is_home: bool },
 }
 
 /// The copies of this member's files at other members.
@@ -295,7 +295,8 @@ impl Copies {
             holder.has.as_ref().is_some_and(may_be_said)
         };
         if let Some(holder) = holder.filter(|holder| holder.made < attempt && is_of_it(holder)) {
-            holder.has = Some(record);
+            // (What an earlier message said does not count after this.)
+            (holder.made, holder.has) = (attempt, Some(record));
         }
     }
 

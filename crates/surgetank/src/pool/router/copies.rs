@@ -474,6 +474,11 @@ fn compare<F: Filesystem>(router: &Router<F>, numbers: &[u64], until: Instant) -
             let is_here = || record.as_ref().is_some_and(|now| now.home.is_none());
             let is_needless = *member == router.link.member() && is_here() && !router.outgoing.moving.has(*number);
             let of_home = has.as_ref().filter(|has| has.home == Some(*member) && home == Some(*member));
+            if has.is_none() && home == Some(*member) && !router.namespace.homes.is_removed(FileId(*number)) {
+                // (It keeps the name that it knows.)
+                told.entry(*member).or_default().stored.push(*number);
+                continue;
+            }
             if let Some(has) = of_home {
                 // (The content itself: the member learns its name.)
                 let named = router.namespace.replicas.named(FileId(*number));
@@ -513,7 +518,7 @@ fn compare<F: Filesystem>(router: &Router<F>, numbers: &[u64], until: Instant) -
                 for number in gone.into_iter().chain(stored) {
                     copies.has_gone(number, member, attempt, || router.namespace.replicas.is_alone(FileId(number)));
                     // (It may be a newer version that needs copies.)
-                    router.outgoing.add([number]);
+                    router.outgoing.add_unless_later(Some(number));
                 }
                 records.into_iter().for_each(|record| copies.says(record, member, attempt));
             }

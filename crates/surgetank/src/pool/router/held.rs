@@ -229,7 +229,7 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, hold: &Hold)
             }
         }
         Hold::Home { record, .. } if !of_member(&record.number) || !is_path(&record.path) => failed(Errno::PERM),
-        Hold::Home { attempt, record } => {
+        Hold::Home { attempt, record, is_home } => {
             // (No message of an earlier agent, and none that drops the copy, comes between.)
             let since = router.held.since();
             let is_late = since.get(&member).is_some_and(|since| attempt < since);
@@ -238,11 +238,11 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, hold: &Hold)
             }
             // (A member that leaves looks after this whether it is a home.)
             let _work = router.works.enter();
-            let is_home = record_of(router, record.number).is_some_and(|known| is_content(router, &known));
             if !is_home && router.held.leaves() || router.left.load(Ordering::SeqCst) {
                 return failed(Errno::BUSY);
             }
-            becomes_content(router, record).map_or_else(|fault| failed(fault.errno), |()| Answer::Done)
+            let done = if *is_home { has_record(router, record) } else { becomes_content(router, record) };
+            done.map_or_else(|fault| failed(fault.errno), |()| Answer::Done)
         }
         Hold::List { since, first } => {
             // (From now on none of an earlier agent comes.)
@@ -398,18 +398,11 @@ fn is_content<F: Filesystem>(router: &Router<F>, record: &Record) -> bool {
 
 /// A copy of this version becomes the content. Errors: ENOENT, there is none; EEXIST, an earlier content has not gone yet.
 fn becomes_content<F: Filesystem>(router: &Router<F>, record: &Record) -> FsResult<()> {
-    if !is_content(router, record) {
-        return Err(Errno::INVAL.into());
+    let known = record_of(router, record.number).filter(|known| known.version == record.version && known.moment == 0);
+    let known = known.ok_or(Errno::NOENT)?;
+    if !is_content(router, record) || is_content(router, &known) {
+        return Err(Errno::BUSY.into());
     }
-    let known = record_of(router, record.number);
-    if known.as_ref().is_none_or(|known| is_content(router, known)) {
-        // (It is the home already: the record is about a later version.)
-        let content = router.namespace.homes.content_for(record.number).ok_or(Errno::NOENT)?;
-        note(router, content.0, record)?;
-        records(router).insert(record.number, record.clone());
-        return Ok(());
-    }
-    let known = known.filter(|known| known.version == record.version && known.moment == 0).ok_or(Errno::NOENT)?;
     let id = id_of(router, record.number).ok_or(Errno::NOENT)?;
     let (homes, from) = (&router.namespace.homes, name_of(router, record.number));
     let (dir, to) = (homes.directory().0, homes.name_of(record.number));
@@ -421,6 +414,14 @@ fn becomes_content<F: Filesystem>(router: &Router<F>, record: &Record) -> FsResu
         drop_copy(router, record.number);
     }
     renamed
+}
+
+/// The content, which is here, has this record. Errors: ENOENT, it is not here.
+fn has_record<F: Filesystem>(router: &Router<F>, record: &Record) -> FsResult<()> {
+    let content = router.namespace.homes.content_for(record.number).filter(|_| is_content(router, record));
+    note(router, content.ok_or(Errno::NOENT)?.0, record)?;
+    records(router).insert(record.number, record.clone());
+    Ok(())
 }
 
 /// A copy is not needed. If it is the content, its record is not: the owner says whether the content is.

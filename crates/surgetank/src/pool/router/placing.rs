@@ -28,7 +28,7 @@ use surgetank_types::model::{FileId, Role};
 use super::super::call::{Answer, Ask, Call};
 use super::super::link::NoAnswer;
 use super::super::replicas::{Hold, Record};
-use super::copies::{LISTING, is_at, next_attempt, tell};
+use super::copies::{LISTING, is_at, next_attempt, tell, tell_while};
 use super::sending::{self, PIECE_BYTES};
 use super::{PATIENCE, Router, delegating, held};
 use crate::mount::Filesystem;
@@ -137,7 +137,7 @@ fn place<F: Filesystem>(router: &Router<F>, number: u64) {
     let Some(sealed) = replicas.placed(FileId(number)) else { return };
     let Some(member) = sealed.group.as_deref().and_then(|group| member_of(router, group)) else { return };
     if sealed.home.unwrap_or(router.link.member()) == member {
-        return adopt(router, number, &sealed);
+        return adopt(router, number, &sealed, &|| true);
     }
     if router.outgoing.moving.refuses(member) {
         return router.outgoing.try_later(number);
@@ -191,7 +191,10 @@ pub(super) fn empty<F: Filesystem>(router: &Router<F>) {
         match router.namespace.replicas.empty(FileId(number)) {
             Ok(false) => {}
             Ok(true) => router.outgoing.moving.is_empty(number),
-            Err(why) => tracing::warn!(%why, number, "a file whose content is elsewhere takes room here"),
+            Err(why) => {
+                tracing::warn!(%why, number, "a file whose content is elsewhere takes room here");
+                router.outgoing.moving.is_empty(number);
+            }
         }
     }
 }
@@ -229,8 +232,11 @@ fn make_home<F: Filesystem>(
 
 /// The home of a file of a group has the record of its content, also if it had none any more when the file was written again. (It
 /// ends when the store has the file.)
-pub(super) fn adopt<F: Filesystem>(router: &Router<F>, number: u64, sealed: &Sealed) {
+pub(super) fn adopt<F: Filesystem>(router: &Router<F>, number: u64, sealed: &Sealed, patient: &dyn Fn() -> bool) {
     let Some(home) = sealed.home.filter(|_| sealed.group.is_some() && !sealed.is_clean) else { return };
+    if router.link.lost().contains_key(&home) {
+        return;
+    }
     let copies = &router.outgoing.copies;
     let is_of_home = |has: Option<Record>| has.is_none_or(|has| has.home == Some(home));
     if copies.of(number).unwrap_or_default().remove(&home).is_some_and(is_of_home) {
@@ -245,8 +251,9 @@ pub(super) fn adopt<F: Filesystem>(router: &Router<F>, number: u64, sealed: &Sea
     let attempt = next_attempt(router);
     let named = router.namespace.replicas.named(FileId(number)).map(|named| Record::of(number, &named));
     let is_same = named.is_some_and(|named| named.home == Some(home) && named.has_name_of(&record));
-    let hold = Hold::Home { attempt, record };
-    if !is_same || tell(router, home, hold, tick() + LISTING) != Ok(Answer::Done) {
+    let (hold, until) = (Hold::Home { attempt, record, is_home: true }, tick() + LISTING);
+    if !is_same || tell_while(router, home, hold, &|| tick() < until && patient()) != Ok(Answer::Done) {
+        router.outgoing.try_later(number);
         copies.is_in_doubt(number, home, attempt);
     }
 }
@@ -261,7 +268,8 @@ fn hand_over<F: Filesystem>(
     let (replicas, copies) = (&router.namespace.replicas, &router.outgoing.copies);
     let (number, attempt) = (record.number, next_attempt(router));
     let record = Record { home: Some(member), ..record.clone() };
-    let answer = tell(router, member, Hold::Home { attempt, record: record.clone() }, tick() + PATIENCE);
+    let answer =
+        tell(router, member, Hold::Home { attempt, record: record.clone(), is_home: false }, tick() + PATIENCE);
     let moves = answer == Ok(Answer::Done) && replicas.moves_to(FileId(number), sealed, member)?;
     if answer == Ok(Answer::Failed(Errno::BUSY.raw_os_error())) {
         router.outgoing.moving.has_refused(member);
@@ -270,7 +278,7 @@ fn hand_over<F: Filesystem>(
         copies.says(record, member, attempt);
         // (It may have learnt meanwhile that it has no copy any more.)
         if let Some(now) = replicas.now(FileId(number), sealed) {
-            adopt(router, number, &now);
+            adopt(router, number, &now, &|| true);
         }
     } else {
         // (It may be the content there, which is not needed.)

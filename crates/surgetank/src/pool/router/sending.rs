@@ -34,7 +34,7 @@ pub(super) fn copy<F: Filesystem>(router: &Router<F>, number: u64, patient: &dyn
     let Some(sealed) = router.namespace.replicas.sealed(FileId(number)) else { return true };
     let wanted = usize::try_from(sealed.wanted).unwrap_or(usize::MAX).saturating_sub(1);
     if sealed.wanted > 1 {
-        placing::adopt(router, number, &sealed);
+        placing::adopt(router, number, &sealed, patient);
     }
     let record = Record::of(number, &sealed);
     let mut known = router.outgoing.copies.of(number).unwrap_or_default();
