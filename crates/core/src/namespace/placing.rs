@@ -20,8 +20,12 @@ use surgetank_types::model::{FileId, NodeId};
 use crate::namespace::replicas::{Replicas, Sealed, Which};
 
 impl Replicas {
-    /// A file that belongs to the member of its group. `None`: it stays where it is, for now.
+    /// A file that belongs to the member of its group. `None`: it stays where it is, for now. (Over a store without plain files each
+    /// file has its content with its name.)
     pub fn placed(&self, id: FileId) -> Option<Sealed> {
+        if !self.base.store.features().plain_files {
+            return None;
+        }
         let tree = self.files.metadata.read_tree();
         let has_one_name = tree.get(id).is_some_and(|inode| inode.attr.links == 1);
         let sealed = has_one_name.then(|| self.state_in(&tree, id, Which::OrClean)).flatten();
@@ -64,9 +68,6 @@ impl Replicas {
     pub fn moves_to(&self, id: FileId, then: &Sealed, member: u32) -> io::Result<bool> {
         let Ok(home) = u16::try_from(member) else { return Ok(false) };
         let metadata = &self.files.metadata;
-        if !self.base.store.features().plain_files {
-            return Ok(false);
-        }
         let inode_lock = metadata.lock_inode(id);
         let mut tree = metadata.write_tree();
         let is_same =
