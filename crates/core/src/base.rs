@@ -31,6 +31,7 @@ use users::Permissions;
 use waits::Waits;
 
 use surgetank_policy::config::Config;
+use surgetank_policy::hint::Acting;
 use surgetank_policy::rule::RuleSet;
 use surgetank_store::{Cred, Meta, Staged, Store, StorePath};
 use surgetank_tier::Tiers;
@@ -134,6 +135,8 @@ pub struct StoreCopy<'a> {
     pub bound: &'a StorePath,
     /// All but the bytes.
     pub meta: &'a Meta,
+    /// Its hints that are asked at operations.
+    pub acting: &'a Acting,
     /// Grows with each try. (A request that comes twice is one try.)
     pub attempt: u64,
 }

@@ -19,6 +19,7 @@ mod meter;
 mod overwrite;
 mod pause;
 mod publish;
+mod rests;
 mod spares;
 mod spilled;
 mod stage;

@@ -9,6 +9,7 @@ pub mod deadline;
 mod deferred_seal;
 pub mod delegation;
 pub mod descriptor_grant;
+pub mod dispatcher;
 pub mod evict;
 pub mod fetch_open;
 pub(crate) mod fetch_read;
@@ -36,6 +37,7 @@ use copies::Copies;
 use deadline::DeadlineWatch;
 use delegation::Delegator;
 use descriptor_grant::Descriptors;
+use dispatcher::Dispatcher;
 use evict::Eviction;
 use fetch_open::Fetches;
 use memory_pressure::MemoryPressure;
@@ -93,6 +95,8 @@ pub struct Files {
     pub sealer: Arc<Sealer>,
     /// Descriptors that processes hold.
     pub descriptors: Arc<Descriptors>,
+    /// Hints that are asked at operations.
+    pub(crate) dispatcher: Arc<Dispatcher>,
     /// Opens and releases.
     pub opener: Arc<Opener>,
     pub(crate) delegation: Arc<Delegator>,
@@ -131,11 +135,13 @@ impl Files {
         ));
         let sealer = Arc::new(Sealer::new(base, &fetches, &metadata, &open_files, &placer, &syncs));
         let descriptors = Arc::new(Descriptors::new(base, &metadata, &sealer, &syncs));
+        let dispatcher = Arc::new(Dispatcher::new(base, &descriptors, &metadata));
         let opener = Arc::new(Opener::new(
             base,
             &access,
             &copies,
             &descriptors,
+            &dispatcher,
             &eviction,
             &fetches,
             &metadata,
@@ -165,6 +171,7 @@ impl Files {
             transfers,
             sealer,
             descriptors,
+            dispatcher,
             opener,
             delegation,
             memory_pressure,

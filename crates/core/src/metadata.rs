@@ -3,6 +3,7 @@
 //! [`transactions`] has the lock. Everything above this module asks here for a file's mode and for its place in the queue.
 
 pub mod access;
+pub(crate) mod asked;
 pub(crate) mod closed;
 pub mod index;
 pub(crate) mod inode_locks;

@@ -11,6 +11,7 @@
 
 pub mod attributes;
 pub mod eager_publish;
+pub mod earlier;
 pub mod emptying;
 pub mod grants;
 pub mod hints;
@@ -36,6 +37,7 @@ pub mod xattrs;
 
 use attributes::FileAttributes;
 use eager_publish::EagerPublish;
+use earlier::EarlierContents;
 use emptying::Emptying;
 use grants::Grants;
 use hints::FileHints;
@@ -125,6 +127,8 @@ pub struct Namespace {
     pub xattrs: Arc<ExtendedAttributes>,
     /// Operations on names.
     pub names: Arc<Names>,
+    /// Contents that hints keep beside their files.
+    pub earlier: Arc<EarlierContents>,
     /// Files that users or rules want on a tier ahead of use.
     pub prefetch: Arc<Prefetch>,
     /// The end of the last run.
@@ -193,6 +197,7 @@ impl Namespace {
         let questions = Arc::new(Questions::new(&base, &files, &hints, &locations));
         let xattrs = Arc::new(ExtendedAttributes::new(&base, &files, &hints, &questions));
         let names = Arc::new(Names::new(&base, &files, &attributes, &hints, &listings, &resolver));
+        let earlier = EarlierContents::new(&base, &files, &attributes, &hints, &names, &resolver);
         let prefetch = Arc::new(Prefetch::new(&base, &files, &listings, &locations, &resolver));
         let emptying = Arc::new(Emptying::new(&base, &files, &hints, &revalidation));
         let eager = Arc::new(EagerPublish::new(&base, &files));
@@ -218,6 +223,7 @@ impl Namespace {
             questions,
             xattrs,
             names,
+            earlier,
             prefetch,
             emptying,
             eager,

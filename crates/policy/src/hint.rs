@@ -6,94 +6,104 @@
 //! workflow applications", Future Generation Computer Systems 75, 2017) are accepted too. A WOSS hint with a meaning here
 //! gets that meaning; the others are stored, shown, and have no effect (`docs/hints.md` lists which).
 //!
-//! A hint of another name may be for another program. It is kept and shown, and has no effect.
+//! Each hint is a module ([`module`], [`modules`]): the rest of the program knows no hint by its name. A hint of another name may
+//! be for another program. It is kept and shown, and has no effect.
 //!
 //! The danger that it avoids: advice that is silently ignored. A wrong value, or a name that is nearly a known one, is refused,
 //! with what is allowed. The others are reported ([`Hints::unknown`]).
 
+pub mod acting;
+pub mod advice;
+pub mod module;
+mod modules;
+
 use std::collections::BTreeMap;
 
+pub use crate::hint::acting::Acting;
+pub use crate::hint::advice::{Advice, NextRead};
+use crate::hint::module::{Act, Event, Module, Moment};
 pub use crate::words::Collocate;
-use crate::words::quantity::size_bytes;
-use crate::words::{
-    REPLICAS_MAX, ReplicasAt, Timing, collocate, misspelt, mode, nearest, one_of, replicas, replicas_at, timing,
-};
-use surgetank_types::model::Mode;
-use surgetank_types::sync::Arc;
+use crate::words::{misspelt, nearest};
 
 /// Prefix of a hint's name as an extended attribute of a file.
 pub const ATTRIBUTE_PREFIX: &[u8] = b"user.surgetank.hint.";
 
-/// Name of a hint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Name {
-    /// What happens to the file after it is written.
-    Mode,
-    /// When the drain starts with it.
-    Timing,
-    /// Its expected size.
-    Size,
-    /// The tier to prefer.
-    Tier,
-    /// Whether it is not evicted.
-    Pin,
-    /// Whether it is copied to a tier before its use.
-    Prefetch,
-    /// The position of its next read in the workflow's order, or `never`.
-    NextRead,
-    /// On how many members of a pool it is until the store has it.
-    Replicas,
-    /// Whether its close waits for that.
-    ReplicasAt,
-    /// With which files it is on one member of a pool.
-    Collocate,
-    /// WOSS: data placement.
-    Dp,
-    /// WOSS: the number of copies.
-    Replication,
-    /// WOSS: when a copy counts as made.
-    ReplicationSemantics,
-    /// WOSS: the size of a client's cache.
-    CacheSize,
-    /// WOSS: the size of a block.
-    BlockSize,
+/// A hint that has a meaning here: its place in the list of modules.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Name(usize);
+
+impl std::fmt::Debug for Name {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        to.write_str(self.as_str())
+    }
 }
 
-/// All hints, each with its name as a user writes it.
-pub const NAMES: [(&str, Name); 15] = [
-    ("mode", Name::Mode),
-    ("timing", Name::Timing),
-    ("size", Name::Size),
-    ("tier", Name::Tier),
-    ("pin", Name::Pin),
-    ("prefetch", Name::Prefetch),
-    ("next_read", Name::NextRead),
-    ("replicas", Name::Replicas),
-    ("replicas_at", Name::ReplicasAt),
-    ("collocate", Name::Collocate),
-    ("DP", Name::Dp),
-    ("Replication", Name::Replication),
-    ("ReplicationSemantics", Name::ReplicationSemantics),
-    ("CacheSize", Name::CacheSize),
-    ("BlockSize", Name::BlockSize),
-];
+/// The names of all hints, as a user writes them.
+pub fn names() -> impl Iterator<Item = &'static str> + Clone {
+    modules::ALL.iter().map(|module| module.name())
+}
+
+/// Those of them that are asked at operations. A rule can set them, each under its name.
+pub fn acting_names() -> impl Iterator<Item = &'static str> + Clone {
+    modules::ALL.iter().filter(|module| !module.moments().is_empty()).map(|module| module.name())
+}
+
+/// Is one of these asked at such operations?
+pub fn listens(acting: &Acting, moment: Moment) -> bool {
+    asked(acting, moment).next().is_some()
+}
+
+/// What they answer to an operation.
+pub fn acts<'a>(acting: &'a Acting, event: &'a Event<'a>) -> impl Iterator<Item = Act> + 'a {
+    asked(acting, event.moment()).filter_map(|(module, value)| module.on(value, event))
+}
+
+fn asked(acting: &Acting, moment: Moment) -> impl Iterator<Item = (&'static dyn Module, &str)> {
+    let known = acting.iter().filter_map(|(name, value)| Some((Name::find(name)?.module(), value)));
+    known.filter(move |(module, _)| module.moments().contains(&moment))
+}
 
 impl Name {
+    fn find(text: &str) -> Option<Self> {
+        names().position(|known| known == text).map(Self)
+    }
+
     /// The name as a user writes it.
     pub fn as_str(self) -> &'static str {
-        NAMES.iter().find(|(_, name)| *name == self).map_or("", |(text, _)| text)
+        self.module().name()
+    }
+
+    fn module(self) -> &'static dyn Module {
+        modules::ALL[self.0]
     }
 
     /// The hint of this name. The error lists the known names.
     pub fn parse(text: &str) -> Result<Self, String> {
-        if let Some((_, name)) = NAMES.iter().find(|(known, _)| *known == text) {
-            return Ok(*name);
+        if let Some(name) = Self::find(text) {
+            return Ok(name);
         }
-        let known = NAMES.map(|(known, _)| known);
-        let near = misspelt(text, known.into_iter())
-            .or_else(|| nearest(text, known.into_iter()))
+        let near = misspelt(text, names())
+            .or_else(|| nearest(text, names()))
             .map_or_else(String::new, |near| format!("did you mean '{near}'? "));
+        let known: Vec<&str> = names().collect();
         Err(format!("there is no hint '{text}'; {near}known are {}", known.join(", ")))
+    }
+
+    /// Is it asked at operations?
+    pub(crate) fn acts(self) -> bool {
+        !self.module().moments().is_empty()
+    }
+
+    /// The error is a sentence for the user: what is wrong with the value, and what is allowed.
+    pub(crate) fn check(self, value: &str) -> Result<(), String> {
+        self.module().hear(value, &mut Advice::default())
+    }
+
+    /// Adds what a value sets that was checked before.
+    fn hear(self, value: &str, advice: &mut Advice) {
+        if self.module().hear(value, advice).is_ok() && self.acts() {
+            advice.acting.set(self.as_str(), value);
+        }
     }
 }
 
@@ -118,7 +128,7 @@ impl Understood {
             Ok(name) => return Ok(Self::Known(name)),
             Err(why) => why,
         };
-        if misspelt(text, NAMES.iter().map(|(known, _)| *known)).is_some() {
+        if misspelt(text, names()).is_some() {
             return Err(known);
         }
         let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
@@ -128,115 +138,6 @@ impl Understood {
             ));
         }
         Ok(Self::Unknown)
-    }
-}
-
-/// The combined meaning of hints, as a rule would set it. `None` means that no hint sets the attribute.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Advice {
-    /// What happens to the file after it is written.
-    pub mode: Option<Mode>,
-    /// When the drain starts with it.
-    pub timing: Option<Timing>,
-    /// Its expected size, in bytes.
-    pub size_bytes: Option<u64>,
-    /// Name of the tier to prefer.
-    pub tier: Option<Arc<str>>,
-    /// Whether it is not evicted.
-    pub pin: Option<bool>,
-    /// Whether it is copied to a tier before its use.
-    pub prefetch: Option<bool>,
-    /// Its next read.
-    pub next_read: Option<NextRead>,
-    /// On how many members of a pool it is until the store has it.
-    pub replicas: Option<u32>,
-    /// When it is there.
-    pub replicas_at: Option<ReplicasAt>,
-    /// On which member its content is.
-    pub collocate: Option<Collocate>,
-}
-
-/// When a file will be read again, as the workflow's graph tells.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum NextRead {
-    /// At this position of an order over all files: smaller numbers are read sooner.
-    At(u64),
-    /// No program will read it again.
-    Never,
-}
-
-impl Advice {
-    /// Takes from `weaker` what is not set here.
-    pub fn or(&mut self, weaker: &Self) {
-        self.mode = self.mode.or(weaker.mode);
-        self.timing = self.timing.or(weaker.timing);
-        self.size_bytes = self.size_bytes.or(weaker.size_bytes);
-        if self.tier.is_none() {
-            self.tier.clone_from(&weaker.tier);
-        }
-        self.pin = self.pin.or(weaker.pin);
-        self.prefetch = self.prefetch.or(weaker.prefetch);
-        self.next_read = self.next_read.or(weaker.next_read);
-        self.replicas = self.replicas.or(weaker.replicas);
-        self.replicas_at = self.replicas_at.or(weaker.replicas_at);
-        if self.collocate.is_none() {
-            self.collocate.clone_from(&weaker.collocate);
-        }
-    }
-
-    /// Adds one hint. The error names what is wrong with the value, and what is allowed.
-    fn hear(&mut self, name: Name, value: &str) -> Result<(), String> {
-        let truth = |value| one_of(value, &[("true", true), ("false", false)]);
-        match name {
-            Name::Mode => self.mode = Some(mode(value)?),
-            Name::Timing => self.timing = Some(timing(value)?),
-            Name::Size => self.size_bytes = Some(size_bytes(value)?),
-            Name::Tier if value.is_empty() => return Err("the name of a tier is expected".to_owned()),
-            Name::Tier => self.tier = Some(value.into()),
-            Name::Pin => self.pin = Some(truth(value)?),
-            Name::Prefetch => self.prefetch = Some(truth(value)?),
-            Name::NextRead => self.next_read = Some(next_read(value)?),
-            Name::Replicas => self.replicas = Some(replicas(value)?),
-            Name::ReplicasAt => self.replicas_at = Some(replicas_at(value)?),
-            Name::Collocate => self.collocate = Some(collocate(value)?),
-            Name::Dp => {
-                let placed = placement(value)?;
-                self.collocate = self.collocate.take().or(placed);
-            }
-            Name::Replication => match value.parse::<u32>() {
-                Ok(0) | Err(_) => return Err(format!("'{value}' is not a number of copies, 1 or more")),
-                // On one node the second copy is the store's.
-                Ok(copies) => {
-                    self.mode = self.mode.or((copies > 1).then_some(Mode::Copy));
-                    self.replicas = self.replicas.or(Some(copies.min(REPLICAS_MAX)));
-                }
-            },
-            Name::ReplicationSemantics => {
-                let when = [("optimistic", ReplicasAt::Later), ("pessimistic", ReplicasAt::Close)];
-                self.replicas_at = self.replicas_at.or(Some(one_of(value, &when)?));
-            }
-            Name::CacheSize | Name::BlockSize => drop(size_bytes(value)?),
-        }
-        Ok(())
-    }
-}
-
-fn next_read(value: &str) -> Result<NextRead, String> {
-    match value {
-        "never" => Ok(NextRead::Never),
-        _ => value.parse().map(NextRead::At).map_err(|_| format!("'{value}' is neither a whole number nor 'never'")),
-    }
-}
-
-/// WOSS's data placement. (A group of any name, also `local`.)
-fn placement(value: &str) -> Result<Option<Collocate>, String> {
-    let (pattern, of) = value.split_once('|').map_or((value, None), |(pattern, of)| (pattern, Some(of.trim())));
-    match (pattern.trim().to_ascii_lowercase().as_str(), of) {
-        ("local", None) => Ok(Some(Collocate::Local)),
-        ("collocation", Some("local")) => Ok(Some(Collocate::With("local".into()))),
-        ("collocation", Some(group)) if !group.is_empty() => collocate(group).map(Some),
-        ("scatter", Some(blocks)) if blocks.parse::<u64>().is_ok_and(|blocks| blocks > 0) => Ok(None),
-        _ => Err(format!("'{value}' is none of local, collocation|GROUP, scatter|BLOCKS")),
     }
 }
 
@@ -265,7 +166,7 @@ impl Hints {
                 return Ok(());
             }
         };
-        Advice::default().hear(name, value).map_err(|why| format!("{}: {why}", name.as_str()))?;
+        name.check(value).map_err(|why| format!("{}: {why}", name.as_str()))?;
         self.given.insert(name, value.into());
         self.settle();
         Ok(())
@@ -318,14 +219,21 @@ impl Hints {
     fn settle(&mut self) {
         self.advice = Advice::default();
         for (name, value) in &self.given {
-            // The value was checked when it was set.
-            let _ = self.advice.hear(*name, value);
+            name.hear(value, &mut self.advice);
         }
     }
 
     /// The combined meaning of the hints.
     pub fn advice(&self) -> &Advice {
         &self.advice
+    }
+
+    /// What one of the hints sets by itself. `None`: it has no meaning here, or is not set.
+    pub fn advice_of(&self, name: &str) -> Option<Advice> {
+        let name = Name::parse(name).ok()?;
+        let mut advice = Advice::default();
+        name.hear(self.given.get(&name)?, &mut advice);
+        Some(advice)
     }
 
     /// The value of a hint, as the user wrote it.

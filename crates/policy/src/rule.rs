@@ -19,7 +19,7 @@ pub use written::{Authority, Compress, Pattern, RuleConfig};
 
 use surgetank_types::sync::Arc;
 
-use crate::hint::{Advice, NextRead};
+use crate::hint::{Acting, Advice, NextRead};
 use crate::words::{Collocate, ReplicasAt, Timing};
 use matcher::Matcher;
 use surgetank_types::error::{Error, Result};
@@ -31,6 +31,7 @@ pub struct RuleSet {
     /// Weakest first.
     rules: Vec<Ranked>,
     matcher: Matcher,
+    acts: bool,
 }
 
 #[derive(Debug)]
@@ -68,6 +69,8 @@ pub struct Decision {
     pub replicas_at: Option<ReplicasAt>,
     /// On which member of a pool its content is; `None`: where it was made.
     pub collocate: Option<Collocate>,
+    /// What is to be done at operations on it.
+    pub acting: Acting,
     /// The origin of `mode`; [`RuleSet::why`] states it in words.
     pub reason: Reason,
 }
@@ -92,6 +95,25 @@ impl Reason {
     }
 }
 
+impl Decision {
+    /// The same in the words of hints.
+    pub fn as_advice(&self) -> Advice {
+        Advice {
+            mode: Some(self.mode),
+            timing: Some(self.timing),
+            size_bytes: self.size_bytes,
+            tier: self.tier.clone(),
+            pin: Some(self.pin),
+            prefetch: Some(self.prefetch),
+            next_read: self.next_read,
+            replicas: self.replicas,
+            replicas_at: self.replicas_at,
+            collocate: self.collocate.clone(),
+            acting: self.acting.clone(),
+        }
+    }
+}
+
 impl RuleSet {
     /// Compiles `rules` together with the built-in ones. Errors: a pattern that is invalid, with its rule and origin.
     pub fn new(rules: &[RuleConfig]) -> Result<Self> {
@@ -109,14 +131,19 @@ impl RuleSet {
                 .why(why)
                 .remedy("correct the pattern; `surgetank help configuration`, section Rules, describes the patterns")
         })?;
-        Ok(Self { rules, matcher })
+        let acts = rules.iter().any(|rule| !rule.config.acting.is_empty());
+        Ok(Self { rules, matcher, acts })
     }
 
     /// Whether no rule sets, by a file's name, its place or anything that must be known when the file is made.
     pub fn place_all_alike(&self) -> bool {
         self.rules.iter().all(|rule| {
             let config = &rule.config;
-            config.tier.is_none() && config.size_bytes.is_none() && config.compress.is_none() && config.dedup.is_none()
+            config.tier.is_none()
+                && config.size_bytes.is_none()
+                && config.compress.is_none()
+                && config.dedup.is_none()
+                && config.acting.is_empty()
         })
     }
 
@@ -141,6 +168,7 @@ impl RuleSet {
             replicas: None,
             replicas_at: None,
             collocate: None,
+            acting: Acting::default(),
             reason: Reason::default(),
         };
         let mut mode = ModeVote::default();
@@ -170,6 +198,7 @@ impl RuleSet {
             if decision.collocate.is_none() {
                 decision.collocate.clone_from(&config.collocate);
             }
+            decision.acting.or(&config.acting);
         });
         decision.timing = timing.or(advice.timing).unwrap_or_default();
         decision.size_bytes = decision.size_bytes.or(advice.size_bytes);
@@ -184,6 +213,7 @@ impl RuleSet {
         if decision.collocate.is_none() {
             decision.collocate.clone_from(&advice.collocate);
         }
+        decision.acting.or(&advice.acting);
         (decision.mode, decision.reason) = match (mode.outcome(), advice.mode) {
             ((_, Reason { rule: None, .. }), Some(mode)) => (mode, Reason { hint: true, ..Reason::default() }),
             (outcome, _) => outcome,
@@ -229,6 +259,11 @@ impl RuleSet {
             }
         }
         outermost
+    }
+
+    /// Whether any rule sets hints that are asked at operations.
+    pub fn acts(&self) -> bool {
+        self.acts
     }
 
     /// Whether any rule compresses.
@@ -341,6 +376,7 @@ fn spelled(rule: &RuleConfig) -> String {
         Collocate::Local => "collocate local".to_owned(),
         Collocate::With(group) => format!("collocate {group}"),
     }));
+    parts.extend(rule.acting.iter().map(|(name, value)| format!("{name} {value}")));
     format!("{pattern}={}", parts.join(", "))
 }
 

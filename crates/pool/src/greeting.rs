@@ -14,7 +14,7 @@ use crate::sockets::{self, Patience};
 use crate::{MemberId, Term};
 
 /// The version of the messages. Members with different versions do not talk.
-pub const PROTOCOL: u16 = 7;
+pub const PROTOCOL: u16 = 8;
 
 /// What each side says first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -134,7 +134,7 @@ P
         assert_eq!(warned, times, "{name}:\n{log}");
     }
     for words in [
-        "there is no hint 'mod'; did you mean 'mode'? known are mode, timing, size, tier, pin, prefetch, next_read, replicas, replicas_at, collocate, DP",
+        "there is no hint 'mod'; did you mean 'mode'? known are mode, timing, size, tier, pin, prefetch, next_read, replicas, replicas_at, collocate, drain_share, consistency, versions, DP",
         "mode: 'kept' is none of keep, copy, move, remove",
         "there is no tier 'gpu'; there are fast, second",
         "pin: '1' is none of true, false",
@@ -260,7 +260,7 @@ fn room_is_reserved_for_the_size_that_is_hinted() {
             "size=1M of the file",
             "DP=local of the file; without effect on one node",
             "Replication=2 of the file",
-            "BlockSize=1M of the file; without effect on one node"
+            "BlockSize=1M of the file; without effect"
         ]
     );
     assert_eq!(small["rule"], "hint Replication=2 of the file");

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::io;
 
+use surgetank_policy::hint::Acting;
+use surgetank_policy::hint::module::Moment;
 use surgetank_state::{Copied, Inode, Name, Op, Progress, is_first};
 use surgetank_store::{Cred, Meta, Staged, StorePath, Verify};
 use surgetank_types::model::{FileId, NodeId, OpKind, Seq};
@@ -14,10 +16,12 @@ use crate::content::{Content, Location};
 use crate::drain::attempts::Attempts;
 use crate::drain::counters::DrainCounters;
 use crate::drain::meter::Meter;
+use crate::drain::rests::Rests;
 use crate::drain::spares::{Spare, Spares};
 use crate::drain::throttle::Throttle;
 use crate::files::Files;
 use crate::metadata::Metadata;
+use crate::metadata::asked::decision_if_asked;
 use crate::namespace::homes::content_for;
 
 /// The thread that copies a file of at least this size also syncs and compares it, so that other files continue
@@ -29,6 +33,9 @@ const PUT_OFF: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// How long an operation waits whose file is about to be moved out of memory.
 const UNTIL_MOVED: std::time::Duration = std::time::Duration::from_millis(300);
+
+/// Among so many operations another file is looked for.
+const OTHERS_MAX: usize = 1024;
 
 struct Job {
     seq: Seq,
@@ -54,6 +61,8 @@ struct Job {
     spare: Option<Spare>,
     /// Another member of the pool has the content.
     home: Option<NodeId>,
+    /// Its hints that are asked at operations.
+    acting: Acting,
 }
 
 /// A copy that is complete in the store.
@@ -137,6 +146,16 @@ impl Stager {
         // Complete or given up; the queue knows which.
         self.copying.lock().unwrap_or_else(PoisonError::into_inner).remove(&seq);
         self.metadata.write_tree().staging.retain(|(other, _)| *other != seq);
+    }
+
+    /// Are there other files than this operation's to be copied now?
+    fn others_wait(&self, seq: Option<Seq>) -> bool {
+        let tree = self.metadata.read_tree();
+        let is_one = |op: &Op| {
+            let waits = op.progress == Progress::Waiting && !op.is_last() || op.progress == Progress::Staging;
+            waits && op.error.is_none() && matches!(op.kind, OpKind::Publish { .. })
+        };
+        tree.ops.iter().take(OTHERS_MAX).any(|(other, op)| Some(*other) != seq && is_one(op))
     }
 
     /// Returns how many bytes were copied, if any.
@@ -242,6 +261,8 @@ impl Stager {
             let dir = tree.applied_path(dir).or_else(|| tree.logical_path(dir).map(StorePath))?;
             Some(dir.join(&name))
         });
+        let acting = decision_if_asked(&self.metadata, &tree, id, Moment::Drains);
+        let acting = acting.map(|decision| decision.acting).unwrap_or_default();
         let job = Job {
             seq,
             id,
@@ -260,6 +281,7 @@ impl Stager {
             again,
             spare,
             home,
+            acting,
         };
         tree.staging.push((seq, job.dir));
         if job.dir != bound_dir {
@@ -283,8 +305,10 @@ impl Stager {
         crash_point!("drain.stage");
         let (seq, in_place) = (job.seq, job.in_place);
         let wanted = Wanted { seq, id: job.id, epoch: job.epoch, eager: job.eager };
+        let rests = Rests::new(&job.acting);
         let gate = |bytes: u64| -> io::Result<()> {
             let is_wanted = || !self.attempts.stopping() && self.current(&wanted);
+            rests.between_pieces(&|| self.others_wait(Some(seq)), &is_wanted);
             self.attempts.pause.rests();
             // Content already in the store is only read there, and an empty piece waits for no turn.
             if !in_place && bytes > 0 {
@@ -382,7 +406,8 @@ impl Stager {
         let now = u64::try_from(surgetank_types::clock::now().nanos).unwrap_or(0);
         let last = self.attempt.fetch_max(now, Ordering::SeqCst);
         let attempt = if now > last { now } else { self.attempt.fetch_add(1, Ordering::SeqCst) + 1 };
-        let copy = |who| StoreCopy { who, path: &job.path, bound: &job.bound, meta: &job.meta, attempt };
+        let (path, bound, meta, acting) = (&job.path, &job.bound, &job.meta, &job.acting);
+        let copy = |who| StoreCopy { who, path, bound, meta, acting, attempt };
         let staged = self.attempts.as_owner(job.owner, |who| members.stage(home, job.id, &copy(who), is_wanted))?;
         if job.sealed && !self.is_nameless(job.id) && staged.identity.size_bytes != job.size_bytes {
             let (is, was) = (staged.identity.size_bytes, job.size_bytes);
@@ -411,7 +436,10 @@ impl Stager {
             return Ok(staged);
         }
         let is_wanted = || !self.attempts.stopping() && self.for_others.is_newest(number, copy.attempt);
+        let rests = Rests::new(copy.acting);
+        let others_wait = || self.for_others.has_others(number) || self.others_wait(None);
         let gate = |bytes: u64| -> io::Result<()> {
+            rests.between_pieces(&others_wait, &is_wanted);
             if bytes > 0 {
                 self.throttle.pass(bytes, &is_wanted);
             }
@@ -536,6 +564,12 @@ impl ForOthers {
         }
         *newest = attempt;
         Some(made.clone())
+    }
+
+    /// Is another file being copied?
+    fn has_others(&self, file: u64) -> bool {
+        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        files.iter().any(|(other, (_, made))| *other != file && Arc::strong_count(made) > 1)
     }
 
     fn is_newest(&self, file: u64, attempt: u64) -> bool {

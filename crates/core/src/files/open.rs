@@ -26,6 +26,7 @@ use crate::base::{Base, Counters};
 use crate::content::{Content, Handle, Location, Open, runs_it};
 use crate::files::copies::Copies;
 use crate::files::descriptor_grant::Descriptors;
+use crate::files::dispatcher::Dispatcher;
 use crate::files::evict::Eviction;
 use crate::files::fetch_open::Fetches;
 use crate::files::open_files::OpenFiles;
@@ -65,6 +66,7 @@ pub struct Opener {
     pub(super) access: Arc<Access>,
     pub(super) copies: Arc<Copies>,
     pub(super) descriptors: Arc<Descriptors>,
+    pub(super) dispatcher: Arc<Dispatcher>,
     pub(super) eviction: Arc<Eviction>,
     pub(super) fetches: Arc<Fetches>,
     pub(super) metadata: Arc<Metadata>,
@@ -82,6 +84,7 @@ impl Opener {
         access: &Arc<Access>,
         copies: &Arc<Copies>,
         descriptors: &Arc<Descriptors>,
+        dispatcher: &Arc<Dispatcher>,
         eviction: &Arc<Eviction>,
         fetches: &Arc<Fetches>,
         metadata: &Arc<Metadata>,
@@ -104,6 +107,7 @@ impl Opener {
             access: access.clone(),
             copies: copies.clone(),
             descriptors: descriptors.clone(),
+            dispatcher: dispatcher.clone(),
             eviction: eviction.clone(),
             fetches: fetches.clone(),
             metadata: metadata.clone(),
@@ -143,6 +147,11 @@ impl Opener {
         let only_empties = truncates && flags & libc::O_ACCMODE == libc::O_RDONLY;
         if only_empties && self.metadata.opens().get(&id).is_some_and(|open| open.is_run()) {
             return Err(Errno::TXTBSY.into());
+        }
+        if writes {
+            self.dispatcher.before_write(caller, id)?;
+        } else {
+            self.dispatcher.before_read(caller, id)?;
         }
         let run = if writes { self.runs.run(caller) } else { RunId(0) };
         let fsync = || {

@@ -140,6 +140,7 @@ impl Metadata {
                 };
                 let delegated = tree.delegations.device(id);
                 let entry = IndexEntry { delegated, ..self.index_entry(id, inode, parent) };
+                let entry = shown::while_written(self, tree, (id, inode), entry);
                 match shown::in_pool(self, tree, (id, inode), entry) {
                     Some(entry) => shim.show(&entry, name),
                     None => shim.hide(id),

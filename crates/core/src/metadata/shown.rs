@@ -1,4 +1,5 @@
-//! What the shim may see in a pool: files that this member decides about and has.
+//! What the shim may see in a pool: files that this member decides about and has. And of files that are being written: those whose
+//! readers do not wait.
 //!
 //! What it must not see any more is *withdrawn*: the shim asks the mount about it. Its entry stays, because processes may have
 //! descriptors of the plain file, whose fstat and fsync find the file by it.
@@ -13,6 +14,7 @@ use surgetank_types::model::{FileId, Kind};
 use surgetank_types::sync::atomic::Ordering;
 
 use crate::base::{Members, Owner};
+use crate::metadata::asked::may_be_read_unasked;
 use crate::metadata::index::IndexEntry;
 use crate::metadata::{FILES_OF_A_MEMBER, Metadata};
 
@@ -30,8 +32,7 @@ pub(crate) fn in_pool(
     if tree.homes == Some(id) || is_for_another(tree, id) {
         return None;
     }
-    let withdrawn =
-        IndexEntry { known: false, readable: false, complete: false, searchable: false, delegated: None, ..entry };
+    let withdrawn = withdrawn(entry);
     if !is_own_number(inode.attr.ino, *first) {
         return Some(withdrawn);
     }
@@ -54,6 +55,21 @@ pub(crate) fn in_pool(
         return Some(withdrawn);
     }
     Some(IndexEntry { readable: entry.readable && stays_here(metadata, id, inode), ..entry })
+}
+
+fn withdrawn(entry: IndexEntry) -> IndexEntry {
+    IndexEntry { known: false, readable: false, complete: false, searchable: false, delegated: None, ..entry }
+}
+
+/// A file whose hints are asked at each open for reading is withdrawn as long as a program writes it.
+pub(crate) fn while_written(
+    metadata: &Metadata,
+    tree: &Tree,
+    (id, inode): (FileId, &Inode),
+    entry: IndexEntry,
+) -> IndexEntry {
+    let is_written = inode.attr.kind == Kind::File && !inode.sealed;
+    if is_written && !may_be_read_unasked(metadata, tree, id) { withdrawn(entry) } else { entry }
 }
 
 /// Another member may have a file with a number that this agent gave before it was in the pool. (The store's numbers are smaller

@@ -19,6 +19,7 @@ use crate::base::runs::Runs;
 use crate::base::users::{Permissions, own_cred};
 use crate::content::{Location, Open};
 use crate::files::Files;
+use crate::files::dispatcher::Dispatcher;
 use crate::files::open::Opener;
 use crate::files::open_files::{OpenFiles, SET_IDS};
 use crate::files::seal::Sealer;
@@ -75,6 +76,7 @@ pub struct FileAttributes {
     runs: Arc<Runs>,
     metadata: Arc<Metadata>,
     open_files: Arc<OpenFiles>,
+    dispatcher: Arc<Dispatcher>,
     opener: Arc<Opener>,
     resolver: Arc<Resolver>,
     sealer: Arc<Sealer>,
@@ -90,6 +92,7 @@ impl FileAttributes {
             runs: base.runs.clone(),
             metadata: files.metadata.clone(),
             open_files: files.open_files.clone(),
+            dispatcher: files.dispatcher.clone(),
             opener: files.opener.clone(),
             resolver: resolver.clone(),
             sealer: files.sealer.clone(),
@@ -218,6 +221,7 @@ impl FileAttributes {
         match handle {
             Some(handle) => self.transfers.truncate_content(&handle.open, size_bytes),
             None => {
+                self.dispatcher.before_write(caller, id)?;
                 let open = self.opener.open_inode(
                     id,
                     true,

@@ -27,6 +27,7 @@ use crate::base::{Base, Door};
 use crate::content::Location;
 use crate::files::delegation::Delegator;
 use crate::files::descriptor_grant::Descriptors;
+use crate::files::dispatcher::Dispatcher;
 use crate::files::open::Opener;
 use crate::files::open_files::{OpenFiles, SET_IDS};
 use crate::files::seal::Sealer;
@@ -49,6 +50,7 @@ pub struct Grants {
     runs: Arc<Runs>,
     delegation: Arc<Delegator>,
     descriptors: Arc<Descriptors>,
+    dispatcher: Arc<Dispatcher>,
     metadata: Arc<Metadata>,
     names: Arc<Names>,
     open_files: Arc<OpenFiles>,
@@ -65,6 +67,7 @@ impl Grants {
             runs: base.runs.clone(),
             delegation: files.delegation.clone(),
             descriptors: files.descriptors.clone(),
+            dispatcher: files.dispatcher.clone(),
             metadata: files.metadata.clone(),
             names: names.clone(),
             open_files: files.open_files.clone(),
@@ -88,6 +91,11 @@ impl Grants {
             let tree = self.metadata.read_tree();
             let inode = tree.get(id).filter(|inode| inode.attr.kind == Kind::File).ok_or(Errno::NOENT)?;
             self.permissions.permit(caller, &inode.attr, want)?;
+        }
+        if access == libc::O_RDONLY && !truncates {
+            self.dispatcher.before_read(caller, id)?;
+        } else {
+            self.dispatcher.before_write(caller, id)?;
         }
         let until = clock::tick() + TIMEOUT;
         loop {
@@ -280,7 +288,7 @@ impl Grants {
         if may_have_copies(&self.metadata, id) {
             return Err(LEFT_TO_THE_MOUNT.into());
         }
-        if closed::waits_for(&self.metadata, id) {
+        if closed::waits_for(&self.metadata, id) || self.dispatcher.is_asked(id) {
             return Err(LEFT_TO_THE_MOUNT.into());
         }
         // The kernel's caches for the mount's readers stay while those read.
@@ -294,7 +302,7 @@ impl Grants {
     }
 
     fn grant_new(&self, caller: &Caller, dir: FileId, name: &[u8], perm: u32, flags: i32) -> FsResult<File> {
-        if closed::waits_for_new(&self.metadata, dir, name) {
+        if closed::waits_for_new(&self.metadata, dir, name) || self.dispatcher.is_asked_new(dir, name) {
             return Err(LEFT_TO_THE_MOUNT.into());
         }
         let run = self.runs.run(caller);

@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use surgetank_policy::hint::{ATTRIBUTE_PREFIX, Advice, Hints, Name};
+use surgetank_policy::hint::{ATTRIBUTE_PREFIX, Advice, Hints};
 use surgetank_policy::rule::Decision;
 use surgetank_state::{HintHistory, Tree, parent};
 use surgetank_tier::Tiers;
@@ -86,6 +86,7 @@ impl FileHints {
     pub(crate) fn hints_in_words(&self, tree: &Tree, id: FileId, decision: &Decision) -> Vec<String> {
         let mut lines = Vec::new();
         let mut nearer = Advice::default();
+        let decided = decision.as_advice();
         tree.each_hint(id, |dir, hints| {
             let of = dir.map_or_else(
                 || if tree.dir(id).is_some() { "of the directory itself" } else { "of the file" }.to_owned(),
@@ -95,7 +96,7 @@ impl FileHints {
                 },
             );
             for (name, value) in hints.texts() {
-                let fate = self.fate(hints, name, &nearer, decision);
+                let fate = self.fate(hints, name, &nearer, &decided);
                 lines.push(format!("{name}={value} {of}{fate}"));
             }
             nearer.or(hints.advice());
@@ -103,34 +104,19 @@ impl FileHints {
         lines
     }
 
-    fn fate(&self, hints: &Hints, name: &str, nearer: &Advice, decision: &Decision) -> &'static str {
-        const NEARER: &str = "; a nearer hint says otherwise";
-        const RULED: &str = "; a rule decides otherwise";
-        let advice = hints.advice();
-        let judge = |overruled: bool, is_so: bool| match (overruled, is_so) {
-            (_, true) => "",
-            (true, false) => NEARER,
-            (false, false) => RULED,
-        };
-        match Name::parse(name) {
-            Ok(Name::Mode | Name::Replication) => {
-                judge(nearer.mode.is_some(), advice.mode.is_none_or(|mode| mode == decision.mode))
-            }
-            Ok(Name::Timing) => judge(nearer.timing.is_some(), advice.timing == Some(decision.timing)),
-            Ok(Name::Size) => judge(nearer.size_bytes.is_some(), advice.size_bytes == decision.size_bytes),
-            Ok(Name::Tier) => judge(nearer.tier.is_some(), advice.tier == decision.tier),
-            Ok(Name::Pin) => judge(nearer.pin.is_some(), advice.pin == Some(decision.pin)),
-            Ok(Name::Replicas) => judge(nearer.replicas.is_some(), advice.replicas == decision.replicas),
-            Ok(Name::ReplicasAt) => judge(nearer.replicas_at.is_some(), advice.replicas_at == decision.replicas_at),
-            Ok(Name::Collocate | Name::Dp) if advice.collocate.is_some() && self.metadata.pool.get().is_some() => {
-                judge(nearer.collocate.is_some(), advice.collocate == decision.collocate)
-            }
-            Ok(Name::NextRead) if nearer.next_read.is_some() => NEARER,
-            Ok(Name::Prefetch | Name::NextRead) => "",
-            Err(_) => "; not known here, without effect",
-            Ok(Name::Dp | Name::Collocate | Name::ReplicationSemantics | Name::CacheSize | Name::BlockSize) => {
-                "; without effect on one node"
-            }
+    /// What becomes of a hint: nothing to say if it holds. `nearer`: hints that are stronger.
+    fn fate(&self, hints: &Hints, name: &str, nearer: &Advice, decided: &Advice) -> &'static str {
+        let Some(own) = hints.advice_of(name) else { return "; not known here, without effect" };
+        if own.is_empty() {
+            return "; without effect";
+        }
+        if own.needs_a_pool() && self.metadata.pool.get().is_none() {
+            return "; without effect on one node";
+        }
+        match hints.advice().agrees_with(decided, &own) {
+            true => "",
+            false if own.shares_with(nearer) => "; a nearer hint says otherwise",
+            false => "; a rule decides otherwise",
         }
     }
 

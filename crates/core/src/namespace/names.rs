@@ -26,6 +26,7 @@ use crate::base::users::{Permissions, who};
 use crate::base::waits::Waits;
 use crate::files::Files;
 use crate::files::descriptor_grant::Descriptors;
+use crate::files::dispatcher::Dispatcher;
 use crate::files::open::Opener;
 use crate::files::open_files::OpenFiles;
 use crate::files::place::Placer;
@@ -55,6 +56,7 @@ pub struct Names {
     pub(super) access: Arc<Access>,
     pub(super) attributes: Arc<FileAttributes>,
     pub(super) descriptors: Arc<Descriptors>,
+    pub(super) dispatcher: Arc<Dispatcher>,
     pub(super) hints: Arc<FileHints>,
     pub(super) listings: Arc<Listings>,
     pub(super) metadata: Arc<Metadata>,
@@ -89,6 +91,7 @@ impl Names {
             access: files.access.clone(),
             attributes: attributes.clone(),
             descriptors: files.descriptors.clone(),
+            dispatcher: files.dispatcher.clone(),
             hints: hints.clone(),
             listings: listings.clone(),
             metadata: files.metadata.clone(),

@@ -10,10 +10,11 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::key::{
-    Draft, LISTS, Origin, RULE_KEYS, SCALARS, Sourced, TIER_KEYS, compress, empty_rule, no_tiers, refused, rule, tier,
+    Draft, LISTS, Origin, SCALARS, Sourced, TIER_KEYS, compress, empty_rule, no_tiers, refused, rule, rule_keys, tier,
     tier_name, unknown,
 };
 use super::{Authority, Pattern, RuleConfig, Survives, TierConfig};
+use crate::hint::Name;
 use crate::words::quantity::size_bytes;
 use crate::words::{collocate, mode, one_of, replicas, replicas_at, timing};
 use surgetank_types::error::{Error, Result};
@@ -175,7 +176,14 @@ impl File<'_> {
                 "collocate" => made.collocate = Some(collocate(&self.scalar(key, value)?).map_err(wrong)?),
                 "dedup" => made.dedup = Some(self.truth(key, value)?),
                 "compress" => made.compress = Some(compress(&self.scalar(key, value)?).map_err(wrong)?),
-                _ => return Err(unknown("key", key, &at.label, RULE_KEYS.iter().copied())),
+                _ => match Name::parse(key).ok().filter(|name| name.acts()) {
+                    Some(name) => {
+                        let value = self.scalar(key, value)?;
+                        name.check(&value).map_err(wrong)?;
+                        made.acting.set(name.as_str(), &value);
+                    }
+                    None => return Err(unknown("key", key, &at.label, rule_keys())),
+                },
             }
         }
         if !matched {

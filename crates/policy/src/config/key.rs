@@ -52,7 +52,7 @@ pub const SCALARS: [&str; 28] = [
 pub const LISTS: [&str; 2] = ["tiers", "rules"];
 /// Keys of one `[[tiers]]` table.
 pub const TIER_KEYS: [&str; 5] = ["name", "path", "paths", "size", "survives"];
-/// Keys of one `[[rules]]` table.
+/// Keys of one `[[rules]]` table with a field of their own.
 pub const RULE_KEYS: [&str; 13] = [
     "match",
     "mode",
@@ -68,6 +68,11 @@ pub const RULE_KEYS: [&str; 13] = [
     "replicas_at",
     "collocate",
 ];
+
+/// All keys of such a table: also hints that are asked at operations.
+pub fn rule_keys() -> impl Iterator<Item = &'static str> + Clone {
+    RULE_KEYS.into_iter().chain(crate::hint::acting_names())
+}
 
 /// The place of a value (`surgetank.toml:12`, `SURGETANK_FSYNC`, `--fsync`), the base of its relative paths, and its authority.
 #[derive(Debug, Clone)]

@@ -1,6 +1,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on stops")]
 
 use super::*;
+use crate::words::{ReplicasAt, Timing};
+use surgetank_types::model::Mode;
 
 fn hints(given: &[(&str, &str)]) -> Hints {
     let mut hints = Hints::default();
@@ -35,6 +37,7 @@ fn hint_values_have_the_forms_of_rules() {
         replicas: Some(2),
         replicas_at: Some(ReplicasAt::Close),
         collocate: Some(Collocate::With("sums".into())),
+        acting: Acting::default(),
     };
     assert_eq!(*all.advice(), expected);
     assert_eq!(all.value("size"), Some("1G"), "as it was given");
@@ -52,7 +55,7 @@ fn unknown_hint_is_refused_with_allowed_values() {
             "1",
             &[
                 "no hint 'replica'",
-                "known are mode, timing, size, tier, pin, prefetch, next_read, replicas, replicas_at, collocate, DP",
+                "known are mode, timing, size, tier, pin, prefetch, next_read, replicas, replicas_at, collocate, drain_share, consistency, versions, DP",
             ],
         ),
         ("", "1", &["no hint ''"]),
@@ -69,6 +72,9 @@ fn unknown_hint_is_refused_with_allowed_values() {
         ("next_read", "soon", &["next_read: 'soon'", "whole number", "never"]),
         ("next_read", "-1", &["next_read: '-1'"]),
         ("replicas", "0", &["replicas: '0'", "1 to 16"]),
+        ("versions", "0", &["versions: '0'", "1 to 100"]),
+        ("drain_share", "0%", &["drain_share: '0%'", "1% to 100%"]),
+        ("consistency", "strict", &["consistency: 'strict'", "posix, sealed"]),
         ("collocate", " ", &["collocate: ' '", "neither local nor the name of a group"]),
         ("collocate", &"g".repeat(256), &["1 to 255 bytes"]),
         ("DP", "remote", &["DP: 'remote'", "local, collocation|GROUP, scatter|BLOCKS"]),

@@ -137,6 +137,7 @@ fn hint_overrides_built_in_rules_but_not_written_ones() {
         replicas: None,
         replicas_at: None,
         collocate: None,
+        acting: Acting::default(),
     };
     let decide =
         |rules: &[RuleConfig], path: &str| RuleSet::new(rules).expect("rules").decide_hinted(path.as_bytes(), &advice);

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::hint::Acting;
 use crate::words::{Collocate, ReplicasAt, Timing};
 use surgetank_types::model::{FsyncTarget, Mode};
 
@@ -59,6 +60,8 @@ pub struct RuleConfig {
     pub replicas_at: Option<ReplicasAt>,
     /// On which member of a pool its content is.
     pub collocate: Option<Collocate>,
+    /// Hints that are asked at operations on the file.
+    pub acting: Acting,
     /// The kind of source that has the rule.
     pub authority: Authority,
     /// The place where it is written: `surgetank.toml:12`, `.sea_flushlist:3`, `--rule`.
@@ -82,6 +85,7 @@ impl RuleConfig {
             replicas: None,
             replicas_at: None,
             collocate: None,
+            acting: Acting::default(),
             authority,
             origin: origin.into(),
         }

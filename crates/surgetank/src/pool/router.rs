@@ -187,8 +187,8 @@ impl<F: Filesystem> Router<F> {
 
     /// The mount is there: other members may come. `drains`: answers how far their programs' changes are.
     pub fn serve(self: &Arc<Self>, drains: Weak<dyn Drains>) {
-        // (Set once.)
-        let _ = self.drains.set(drains);
+        let _ = self.drains.set(drains); // (Set once.)
+        homes::begin(self);
         copies::begin(self);
         delegating::begin(self);
         self.link.serve(self.clone());

@@ -109,6 +109,7 @@ impl Names {
                 (false, true) => return Err(Errno::ISDIR.into()),
                 (true, true) => self.must_be_empty(caller, target)?,
                 (false, false) => {
+                    self.dispatcher.before_replace(caller, target)?;
                     self.syncs.spare_unknown_names(target)?;
                     self.opener.await_begun(target);
                 }
@@ -190,6 +191,7 @@ impl Names {
             if self.metadata.read_tree().get(target).is_some_and(Inode::is_dir) {
                 return Err(Errno::ISDIR.into());
             }
+            self.dispatcher.before_replace(caller, target)?;
             self.syncs.spare_unknown_names(target)?;
             self.opener.await_begun(target);
         } else {

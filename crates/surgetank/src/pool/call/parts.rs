@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use surgetank_policy::hint::Acting;
 use surgetank_types::model::{Attr, Kind, StoreIdentity, Timestamp, Xattrs};
 
 use crate::mount::{SetAttr, TimeChange};
@@ -17,6 +18,7 @@ pub struct Copied {
     pub owner: (u32, u32),
     pub times: Option<(Timestamp, Timestamp)>,
     pub xattrs: Option<Xattrs>,
+    pub acting: Acting,
     /// Grows with each try.
     pub attempt: u64,
 }

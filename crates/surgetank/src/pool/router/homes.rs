@@ -10,6 +10,7 @@
 //! - The length at the owner is right before the last writer's handle ends there.
 //! - A member that serves content for another one waits for no member.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::OFlags;
@@ -132,6 +133,38 @@ pub(super) fn open_name<F: Filesystem>(
             opened => return opened.map(|opened| closing::opened(router, caller, id, opened)),
         }
     }
+}
+
+/// Hints may want the content of a file of this member, wherever it is.
+pub(super) fn begin<F: Filesystem>(router: &Arc<Router<F>>) {
+    let weak = Arc::downgrade(router);
+    router.namespace.earlier.set_reader(Box::new(move |id, take| {
+        weak.upgrade().map_or_else(|| Err(Errno::IO.into()), |router| read_whole(&router, id.0, take))
+    }));
+}
+
+fn read_whole<F: Filesystem>(
+    router: &Router<F>,
+    id: u64,
+    take: &mut dyn FnMut(u64, &[u8]) -> FsResult<()>,
+) -> FsResult<()> {
+    const PIECE_BYTES: usize = 1 << 20;
+    let caller = agent();
+    let fh = open_name(router, &caller, id, OFlags::RDONLY, false)?.fh;
+    let mut piece = vec![0; PIECE_BYTES];
+    let mut offset = 0;
+    let read = loop {
+        match router.read(&caller, id, fh, offset, &mut piece) {
+            Ok(0) => break Ok(()),
+            Ok(count) => match take(offset, &piece[..count]) {
+                Ok(()) => offset += count as u64,
+                refused => break refused,
+            },
+            Err(fault) => break Err(fault),
+        }
+    };
+    router.release(id, fh, ReleaseFlags::default());
+    read
 }
 
 /// The answer to a look-up of a name here.

@@ -45,14 +45,15 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -
         }
         Ask::Stage { number, copy } => {
             let cred = |(uid, gid)| Cred { uid, gid };
-            let Copied { who, path, bound, perm, owner: (uid, gid), times, xattrs, attempt } = &**copy;
+            let Copied { who, path, bound, perm, owner: (uid, gid), times, xattrs, acting, attempt } = &**copy;
             let (path, bound) = (StorePath(path.to_vec()), StorePath(bound.to_vec()));
             if !is_below(&path) || !is_below(&bound) {
                 return Answer::Failed(Errno::INVAL.raw_os_error());
             }
             let meta = Meta { perm: *perm, uid: *uid, gid: *gid, times: *times, xattrs: xattrs.clone() };
             let who = cred(*who);
-            let copy = namespace::StoreCopy { who, path: &path, bound: &bound, meta: &meta, attempt: *attempt };
+            let (path, bound, meta) = (&path, &bound, &meta);
+            let copy = namespace::StoreCopy { who, path, bound, meta, acting, attempt: *attempt };
             let drains = router.drains.get().and_then(Weak::upgrade);
             let staged = drains.map(|drains| drains.stage_for(*number, &copy));
             match staged.unwrap_or_else(|| Err(std::io::ErrorKind::TimedOut.into())) {
@@ -267,6 +268,7 @@ impl Members for Others {
             owner: (uid, gid),
             times,
             xattrs,
+            acting: copy.acting.clone(),
             attempt: copy.attempt,
         };
         let call = Call { uid: 0, gid: 0, ask: Ask::Stage { number, copy: Box::new(copied) } };

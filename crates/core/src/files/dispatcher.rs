@@ -1,0 +1,246 @@
+//! The dispatcher: at operations on files it asks the hints that want to be asked
+//! ([`Module`](surgetank_policy::hint::module::Module)), and carries out what they answer.
+//!
+//! Everything that opens, cuts or replaces a file passes here first, through whichever door. In a pool that is the member that
+//! has the file's name. The danger that this avoids: a hint that holds for one door, or on one member, only.
+
+use std::time::Duration;
+
+use surgetank_policy::hint::module::{Act, Event, Moment};
+use surgetank_policy::hint::{Acting, acts, listens};
+use surgetank_policy::rule::Decision;
+use surgetank_types::clock;
+use surgetank_types::error::{Errno, Fault, FsResult};
+use surgetank_types::model::{Caller, FileId, RunId, Timestamp};
+use surgetank_types::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use crate::base::notes::Notes;
+use crate::base::waits::Waits;
+use crate::base::{Base, Door};
+use crate::files::descriptor_grant::Descriptors;
+use crate::metadata::Metadata;
+use crate::metadata::asked::{decision_if_asked, may_be_asked};
+use crate::metadata::inode_locks::InodeLocks;
+
+/// A reader waits so long for the end of a file's writers.
+const SEAL_TIMEOUT: Duration = Duration::from_secs(3600);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// For closes that the kernel reports late.
+const CLOSES_TIMEOUT: Duration = Duration::from_secs(2);
+/// Of so many files the last content that was set aside is remembered.
+const REMEMBERED_MAX: usize = 10_000;
+
+/// Keeps the content of a file beside it: so many contents at most. `waits`: nothing holds the kernel's lock of the directory.
+pub(crate) type SetAside = Box<dyn Fn(&Caller, FileId, u32, bool) -> FsResult<()> + Send + Sync>;
+
+/// The content of a file: its version, and when it was changed.
+type Content = (u32, Timestamp);
+
+/// Asks hints at operations.
+pub struct Dispatcher {
+    door: Arc<OnceLock<Arc<dyn Door>>>,
+    notes: Arc<Notes>,
+    waits: Arc<Waits>,
+    descriptors: Arc<Descriptors>,
+    metadata: Arc<Metadata>,
+    set_aside: OnceLock<SetAside>,
+    /// One at a time for each file.
+    aside: InodeLocks,
+    /// What was set aside last. (Two programs may open the file for writing at once.)
+    kept: Mutex<foldhash::HashMap<FileId, Content>>,
+}
+
+/// What an operation finds.
+struct Looked {
+    decision: Decision,
+    name: Vec<u8>,
+    path: Vec<u8>,
+    sealed: bool,
+    is_empty: bool,
+    content: Content,
+    run: RunId,
+}
+
+impl Dispatcher {
+    pub(crate) fn new(base: &Base, descriptors: &Arc<Descriptors>, metadata: &Arc<Metadata>) -> Self {
+        Self {
+            door: base.door.clone(),
+            notes: base.notes.clone(),
+            waits: base.waits.clone(),
+            descriptors: descriptors.clone(),
+            metadata: metadata.clone(),
+            set_aside: OnceLock::new(),
+            aside: InodeLocks::new(),
+            kept: Mutex::default(),
+        }
+    }
+
+    /// The function that keeps contents. (It works on names, and those are made of files.)
+    pub(crate) fn set_keeper(&self, keeper: SetAside) {
+        // (Set once.)
+        let _ = self.set_aside.set(keeper);
+    }
+
+    /// A program is about to open the file for writing, or to cut it. Errors: EINTR, it is being killed.
+    pub(crate) fn before_write(&self, caller: &Caller, id: FileId) -> FsResult<()> {
+        self.before_change(caller, id, true)
+    }
+
+    /// Another file is about to get the file's name. Errors: as of [`Self::before_write`].
+    pub(crate) fn before_replace(&self, caller: &Caller, id: FileId) -> FsResult<()> {
+        self.before_change(caller, id, false)
+    }
+
+    fn before_change(&self, caller: &Caller, id: FileId, waits: bool) -> FsResult<()> {
+        let Some(mut looked) = self.look_settled(id, Moment::Changes) else { return Ok(()) };
+        let event = |looked: &Looked| {
+            let event = Event::Changes { name: &looked.name };
+            acts(&looked.decision.acting, &event).collect::<Vec<Act>>()
+        };
+        for act in event(&looked) {
+            let Act::SetAside { contents } = act else { continue };
+            self.waits.begin_long();
+            let _alone = self.aside.lock(id);
+            match self.look(id, Moment::Changes) {
+                Some(now) => looked = now,
+                None => return Ok(()),
+            }
+            // (What a program still writes is incomplete.)
+            if !looked.sealed || looked.is_empty || self.kept().get(&id) == Some(&looked.content) {
+                return Ok(());
+            }
+            let done = self.set_aside.get().map_or(Ok(()), |keep| keep(caller, id, contents, waits));
+            match done {
+                Ok(()) => {
+                    let mut kept = self.kept();
+                    if kept.len() >= REMEMBERED_MAX {
+                        kept.clear();
+                    }
+                    kept.insert(id, looked.content);
+                }
+                Err(_) if self.waits.is_killed() => return Err(Errno::INTR.into()),
+                // A hint advises: the program goes on.
+                Err(why) => {
+                    let path = String::from_utf8_lossy(&looked.path).into_owned();
+                    let what = format!("its content before a change could not be kept beside it ({why})");
+                    self.notes.note(looked.run, path, what, false);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A program is about to open the file for reading. Errors: EBUSY, it is still written; EINTR.
+    pub(crate) fn before_read(&self, caller: &Caller, id: FileId) -> FsResult<()> {
+        let Some(looked) = self.look_settled(id, Moment::Reads) else { return Ok(()) };
+        let event = Event::Reads { is_written: !looked.sealed };
+        if acts(&looked.decision.acting, &event).any(|act| act == Act::AwaitSeal) && !self.writes_it(caller, &looked) {
+            return self.await_seal(id, &looked);
+        }
+        Ok(())
+    }
+
+    fn await_seal(&self, id: FileId, looked: &Looked) -> FsResult<()> {
+        let until = clock::tick() + SEAL_TIMEOUT;
+        self.waits.begin_long();
+        loop {
+            let tree = self.metadata.read_tree();
+            if tree.get(id).is_none_or(|inode| inode.sealed) {
+                return Ok(());
+            }
+            let left = until.saturating_duration_since(clock::tick());
+            if left.is_zero() {
+                let path = String::from_utf8_lossy(&looked.path);
+                let why =
+                    format!("{path}: a program still writes it, and its hint consistency=sealed has readers wait");
+                return Err(Fault::new(Errno::BUSY, why));
+            }
+            if self.waits.is_interrupted() {
+                return Err(Errno::INTR.into());
+            }
+            drop(self.metadata.wait_changed(tree, left.min(LOOK_EVERY)));
+            self.descriptors.catch_up();
+        }
+    }
+
+    /// Would the program wait for itself? (In a pool another member's process may stand for it: then it does.)
+    fn writes_it(&self, caller: &Caller, looked: &Looked) -> bool {
+        if self.metadata.pool.get().is_some() {
+            return false;
+        }
+        let of = format!("/proc/{}", caller.pid);
+        let Ok(descriptors) = std::fs::read_dir(format!("{of}/fd")) else { return false };
+        descriptors.flatten().any(|descriptor| {
+            use std::os::unix::ffi::OsStrExt;
+            let target = std::fs::read_link(descriptor.path()).unwrap_or_default();
+            let is_it = target.as_os_str().as_bytes().strip_suffix(looked.path.as_slice());
+            let number = descriptor.file_name();
+            let info = || std::fs::read_to_string(format!("{of}/fdinfo/{}", number.to_string_lossy()));
+            let writes = |info: String| {
+                let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+                let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
+                flags.is_some_and(|flags| flags & libc::O_ACCMODE != libc::O_RDONLY)
+            };
+            is_it.is_some_and(|before| before.ends_with(b"/")) && info().is_ok_and(writes)
+        })
+    }
+
+    /// Has the file hints that are asked at its opens? Then only the mount serves it.
+    pub(crate) fn is_asked(&self, id: FileId) -> bool {
+        [Moment::Changes, Moment::Reads].into_iter().any(|moment| self.look(id, moment).is_some())
+    }
+
+    /// The same of a file that is about to be made.
+    pub(crate) fn is_asked_new(&self, dir: FileId, name: &[u8]) -> bool {
+        let tree = self.metadata.read_tree();
+        if !may_be_asked(&self.metadata, &tree) {
+            return false;
+        }
+        let path = tree.child_path(dir, name).unwrap_or_default();
+        let acting = self.metadata.decided_new(&tree, dir, &path).acting;
+        listens(&acting, Moment::Changes) || listens(&acting, Moment::Reads)
+    }
+
+    /// What the drain does between two pieces of a file.
+    pub(crate) fn drained(acting: &Acting, took: Duration, others_wait: bool) -> Duration {
+        let event = Event::Drains { took, others_wait };
+        let rests = acts(acting, &event).map(|act| if let Act::Rest(rest) = act { rest } else { Duration::ZERO });
+        rests.sum()
+    }
+
+    /// As [`Self::look`]. Programs may have closed the file already.
+    fn look_settled(&self, id: FileId, moment: Moment) -> Option<Looked> {
+        let looked = self.look(id, moment)?;
+        if looked.sealed {
+            return Some(looked);
+        }
+        if let Some(door) = self.door.get() {
+            // (The closes need threads, too.)
+            self.waits.begin_long();
+            door.closes_are_done(CLOSES_TIMEOUT);
+        }
+        self.descriptors.catch_up();
+        self.look(id, moment)
+    }
+
+    /// `None`: nothing of the file is asked at such operations.
+    fn look(&self, id: FileId, moment: Moment) -> Option<Looked> {
+        let tree = self.metadata.read_tree();
+        let decision = decision_if_asked(&self.metadata, &tree, id, moment)?;
+        let inode = tree.get(id)?;
+        let (_, name) = inode.logical.as_ref()?;
+        Some(Looked {
+            decision,
+            name: name.to_vec(),
+            path: tree.logical_path(id)?,
+            sealed: inode.sealed,
+            is_empty: inode.attr.size_bytes == 0,
+            content: (inode.version, inode.attr.mtime),
+            run: inode.run,
+        })
+    }
+
+    fn kept(&self) -> surgetank_types::sync::MutexGuard<'_, foldhash::HashMap<FileId, Content>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
