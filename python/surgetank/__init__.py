@@ -1,6 +1,6 @@
 """Surgetank's Python side: questions to the agent (`locate`, `hint`), and what a workflow's graph knows (`surgetank.workflow`)."""
 
-from .client import AgentError, hint, hint_each, locate
+from .client import AgentError, hint, hint_each, locate, node, nodelist
 
 __version__ = "0.1.0"
-__all__ = ["AgentError", "hint", "hint_each", "locate"]
+__all__ = ["AgentError", "hint", "hint_each", "locate", "node", "nodelist"]

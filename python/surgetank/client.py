@@ -16,6 +16,7 @@ import struct
 import threading
 import time
 import tomllib
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,34 @@ def locate(
         for some in _batches(named, LOCATED_MAX, LOCATED_BYTES_MAX):
             asked(agent, some)
     return answers
+
+
+def node(paths: AnyPath | Iterable[AnyPath], state: AnyPath | None = None, patience_s: float = PATIENCE_S) -> str:
+    """The node (as `uname -n`) that has most bytes of these files, as `surgetank locate --node`. Empty if none has some.
+
+    Files that are not there, and have no copy, do not count. Raises AgentError if no agent serves the files.
+    """
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    bytes_on: dict[str, int] = {}
+    for one in locate(given, state, patience_s):
+        for name in {copy["node"] for copy in one.get("copies", ()) if copy["node"]}:
+            bytes_on[name] = bytes_on.get(name, 0) + one["size_bytes"]
+    # (Of several, the first by name.)
+    best = min(bytes_on, key=lambda name: (-bytes_on[name], name), default="")
+    return best if bytes_on.get(best) else ""
+
+
+def nodelist(paths: AnyPath | Iterable[AnyPath], state: AnyPath | None = None, patience_s: float = 10.0) -> str:
+    """For `srun` and `sbatch`: `--nodelist=NODE`, with the node of `node()`. Empty if there is none.
+
+    It is for resources of a workflow's jobs: without an agent it warns, and is empty.
+    """
+    try:
+        best = node(paths, state, patience_s)
+    except AgentError as why:
+        warnings.warn(f"jobs are not placed where their files are: {why}", stacklevel=2)
+        return ""
+    return f"--nodelist={best}" if best else ""
 
 
 def hint(paths: AnyPath | Iterable[AnyPath], state: AnyPath | None = None, **hints: object) -> None:
