@@ -19,7 +19,8 @@ pub use written::{Authority, Compress, Pattern, RuleConfig};
 
 use surgetank_types::sync::Arc;
 
-use crate::hint::{Acting, Advice, NextRead};
+use crate::hint::module::Moment;
+use crate::hint::{Acting, Advice, NextRead, listens};
 use crate::words::{Collocate, ReplicasAt, Timing};
 use matcher::Matcher;
 use surgetank_types::error::{Error, Result};
@@ -143,7 +144,7 @@ impl RuleSet {
                 && config.size_bytes.is_none()
                 && config.compress.is_none()
                 && config.dedup.is_none()
-                && config.acting.is_empty()
+                && [Moment::Changes, Moment::Reads].iter().all(|moment| !listens(&config.acting, *moment))
         })
     }
 

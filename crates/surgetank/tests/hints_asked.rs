@@ -2,8 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs;
+use std::time::Duration;
 
-use crate::scene::Scene;
+use crate::scene::{Scene, eventually};
 
 const WORDS: &str = r#"
     ask() { verb=$1; shift; /mnt/surgetank $verb --state /mnt/state "$@"; }
@@ -54,6 +55,12 @@ P
         # What was never complete, or was removed, is not kept. Nor is an empty file.
         : >p; echo 1 >p; rm p; echo 2 >p; ls p.~1~ 2>&1 | grep -c 'No such'
         ask hint mode=remove t; echo 1 >t; echo 2 >t; show t.~1~
+        # Back to an earlier content; touched, and by another name; a content of another user is not replaced.
+        ask hint versions=3 r; for n in 1 2 3; do echo $n >r; done; mv r.~1~ r; show r r.~*~; echo 4 >r; show r r.~*~
+        touch r; touch r; show r r.~*~
+        mkdir -m 1777 shared; ask hint versions=3 shared/u; echo other >shared/u.~1~; chown 65534 shared/u.~1~
+        echo 1 >shared/u; echo 2 >shared/u; show shared/u shared/u.~*~
+        mkdir closed; echo 1 >closed/v; chown 65534 closed/v; ask hint versions=2 closed/v; echo 2 >closed/v; ls closed
         ask why f | grep versions
         "#
     );
@@ -65,7 +72,11 @@ P
         d/x:3 d/x.~1~:2 \nx\nx.~1~\n\
         stored:new stored.~1~:of the store \n\
         1\n\
-        t.~1~:1 \n";
+        t.~1~:1 \n\
+        r:2 r.~2~:1 \nr:4 r.~1~:2 r.~2~:1 \n\
+        r:4 r.~1~:4 r.~2~:2 \n\
+        shared/u:2 shared/u.~1~:other \n\
+        v\n";
     assert!(ended.stdout.starts_with(expected), "{}\n{}", ended.stdout, ended.stderr);
     assert!(ended.stdout[expected.len()..].contains("versions=3 of the file\n"), "{}", ended.stdout);
     drop(ended);
@@ -74,6 +85,7 @@ P
         [
             "a.ckpt",
             "a.ckpt.~1~",
+            "closed/v",
             "d/x",
             "d/x.~1~",
             "f",
@@ -86,6 +98,11 @@ P
             "h.~1~",
             "h.~2~",
             "p",
+            "r",
+            "r.~1~",
+            "r.~2~",
+            "shared/u",
+            "shared/u.~1~",
             "stored",
             "stored.~1~",
             "surgetank.toml"
@@ -164,6 +181,57 @@ P
     );
     scene.run(&[], &script).exits(0);
     scene.is_clean();
+}
+
+/// Whenever the agent is killed: each content is kept once, in its order.
+fn keep_contents_while_agents_die(name: &str, options: &[&str]) {
+    const KILLS: usize = 15;
+    let Some(mut scene) = Scene::new(name) else { return };
+    scene.tier("fast", 64);
+    let aside = scene.beside("aside");
+    let script = format!(
+        r#"{WORDS}
+        ask hint versions=3 f
+        python3 - 2>/mnt/aside/errors <<'P'
+import os
+def content(n): return f"{{n}};".encode() * 20000
+n = 0
+while not os.path.exists("/mnt/aside/stop") or n < 20:
+    n += 1
+    name = "f" if n % 3 else "part"
+    with open(name, "wb") as file: file.write(content(n))
+    if name != "f": os.rename(name, "f")
+    for back, kept in enumerate(["f", "f.~1~", "f.~2~"]):
+        if n > back:
+            there = open(kept, "rb").read()
+            assert there == content(n - back), (n, kept, there[:10], len(there))
+    open("/mnt/aside/begun", "w").close()
+print(n > 20, sorted(os.listdir(".")))
+P
+        "#
+    );
+    let running = scene.start(options, &script);
+    eventually("the program runs", || aside.join("begun").exists());
+    for kill in 0..KILLS {
+        assert_eq!(fs::read_to_string(aside.join("errors")).unwrap(), "", "kill {kill}");
+        scene.replace_agent();
+        scene.await_served();
+        std::thread::sleep(Duration::from_millis(20 + 13 * (kill as u64 % 7)));
+    }
+    fs::write(aside.join("stop"), "").unwrap();
+    running.ends().exits(0).prints("True ['f', 'f.~1~', 'f.~2~']\n");
+    assert_eq!(names(&scene), ["f", "f.~1~", "f.~2~"]);
+    scene.is_clean();
+}
+
+#[test]
+fn earlier_contents_outlive_agents_through_the_mount() {
+    keep_contents_while_agents_die("versions-killed-mount", &["--no-preload"]);
+}
+
+#[test]
+fn earlier_contents_outlive_agents_with_the_shim() {
+    keep_contents_while_agents_die("versions-killed-shim", &[]);
 }
 
 fn wait_for_writers(name: &str, options: &[&str]) {

@@ -39,6 +39,11 @@ pub trait Keeper: Send + Sync {
     fn give_up(&self, name: &str);
 }
 
+thread_local! {
+    /// Does the thread do something besides its request?
+    static BESIDES: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
 /// A request of the kernel, as the thread that serves it knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
@@ -86,7 +91,7 @@ pub struct Succession {
 }
 
 impl Succession {
-    pub fn new(survival: Survival) -> Self {
+    pub(crate) fn new(survival: Survival) -> Self {
         let Survival { handoff, keeper, kept, again, intake, synced_copies: _ } = survival;
         let left = handoff.as_ref().filter(|_| again).map(|handoff| handoff.left()).unwrap_or_default();
         Self {
@@ -128,7 +133,19 @@ impl Succession {
     }
 
     fn request(&self) -> Option<Request> {
-        self.request.get().and_then(|request| request())
+        if BESIDES.get() { None } else { self.request.get().and_then(|request| request()) }
+    }
+
+    /// What this thread does meanwhile is the agent's own act, and not its request: that is not carried out yet.
+    pub fn besides<T>(act: impl FnOnce() -> T) -> T {
+        let before = BESIDES.replace(true);
+        let done = act();
+        BESIDES.set(before);
+        done
+    }
+
+    pub(crate) fn is_besides() -> bool {
+        BESIDES.get()
     }
 
     pub(crate) fn hand_off_handle(&self, fh: u64, open: &Open, writes: bool, flags: i32, run: RunId) {

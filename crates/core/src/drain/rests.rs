@@ -1,13 +1,25 @@
 //! Rests between the pieces of one file's copy, which its hints want while other files wait for the drain.
+//!
+//! There are none in the order of the queue, where the others would wait for this file all the same. Nor at the end of a run, nor
+//! while an operation waits for all copies.
 
 use std::time::{Duration, Instant};
 
 use surgetank_policy::hint::module::Moment;
 use surgetank_policy::hint::{Acting, listens};
+use surgetank_state::Progress;
 use surgetank_types::clock;
+use surgetank_types::model::{OpKind, Seq};
+use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::{Mutex, PoisonError};
 
+use crate::base::Base;
 use crate::files::dispatcher::Dispatcher;
+use crate::metadata::Metadata;
+use crate::metadata::asked::decision_if_asked;
+
+/// Among so many operations another file is looked for.
+const OTHERS_MAX: usize = 1024;
 
 /// A rest ends so soon after the other files are copied, or after the copy is not wanted any more.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -21,8 +33,9 @@ pub(super) struct Rests {
 }
 
 impl Rests {
-    pub fn new(acting: &Acting) -> Self {
-        let acting = listens(acting, Moment::Drains).then(|| acting.clone());
+    /// `may_rest`: the copy is not one for which a program waits.
+    pub fn new(acting: &Acting, may_rest: bool) -> Self {
+        let acting = (may_rest && listens(acting, Moment::Drains)).then(|| acting.clone());
         Self { acting, since: Mutex::new((clock::tick(), Duration::ZERO)) }
     }
 
@@ -31,6 +44,7 @@ impl Rests {
         let Some(acting) = &self.acting else { return };
         let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
         let (begun, mut owed) = *since;
+        // (The time of the copy alone: waits for the store's rate and for other reasons come later.)
         owed += Dispatcher::drained(acting, begun.elapsed(), others_wait());
         while owed >= LOOK_EVERY && is_wanted() && others_wait() {
             let rested = clock::tick();
@@ -42,6 +56,36 @@ impl Rests {
         }
         *since = (clock::tick(), owed);
     }
+
+    /// The next piece begins now.
+    pub fn next_piece(&self) {
+        if self.acting.is_some() {
+            self.since.lock().unwrap_or_else(PoisonError::into_inner).0 = clock::tick();
+        }
+    }
+}
+
+/// Are there files besides this operation's that are to be copied now, and gain by a rest?
+pub(super) fn others_wait(base: &Base, metadata: &Metadata, seq: Option<Seq>) -> bool {
+    if base.end.is_hurried() || base.runs.final_drains.load(Ordering::Relaxed) > 0 {
+        return false;
+    }
+    let now = clock::tick();
+    let tree = metadata.read_tree();
+    let mut found = false;
+    for (other, op) in tree.ops.iter().take(OTHERS_MAX) {
+        let is_due = op.error.is_none() && !op.is_last() && tree.due(op) <= now;
+        let waits = op.progress == Progress::Waiting && is_due || op.progress == Progress::Staging;
+        match op.kind {
+            // It waits for all copies.
+            OpKind::Rename { .. } | OpKind::Exchange { .. } | OpKind::RemoveDir { .. } if is_due => return false,
+            OpKind::Publish { file, .. } if waits && !found && Some(*other) != seq => {
+                found = decision_if_asked(metadata, &tree, file, Moment::Drains).is_none();
+            }
+            _ => {}
+        }
+    }
+    found
 }
 
 #[cfg(test)]
@@ -53,7 +97,7 @@ mod tests {
     fn rests(share: &str) -> Rests {
         let mut hints = Hints::default();
         hints.set("drain_share", share).expect("set");
-        Rests::new(&hints.advice().acting)
+        Rests::new(&hints.advice().acting, true)
     }
 
     #[test]
@@ -87,7 +131,10 @@ mod tests {
 
     #[test]
     fn copy_without_such_a_hint_never_rests() {
-        let rests = Rests::new(&Acting::default());
-        rests.between_pieces(&|| unreachable!("nothing is asked"), &|| true);
+        let mut hints = Hints::default();
+        hints.set("drain_share", "1%").expect("set");
+        for rests in [Rests::new(&Acting::default(), true), Rests::new(&hints.advice().acting, false)] {
+            rests.between_pieces(&|| unreachable!("nothing is asked"), &|| true);
+        }
     }
 }

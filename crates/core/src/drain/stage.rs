@@ -16,7 +16,7 @@ use crate::content::{Content, Location};
 use crate::drain::attempts::Attempts;
 use crate::drain::counters::DrainCounters;
 use crate::drain::meter::Meter;
-use crate::drain::rests::Rests;
+use crate::drain::rests::{Rests, others_wait};
 use crate::drain::spares::{Spare, Spares};
 use crate::drain::throttle::Throttle;
 use crate::files::Files;
@@ -33,9 +33,6 @@ const PUT_OFF: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// How long an operation waits whose file is about to be moved out of memory.
 const UNTIL_MOVED: std::time::Duration = std::time::Duration::from_millis(300);
-
-/// Among so many operations another file is looked for.
-const OTHERS_MAX: usize = 1024;
 
 struct Job {
     seq: Seq,
@@ -146,16 +143,6 @@ impl Stager {
         // Complete or given up; the queue knows which.
         self.copying.lock().unwrap_or_else(PoisonError::into_inner).remove(&seq);
         self.metadata.write_tree().staging.retain(|(other, _)| *other != seq);
-    }
-
-    /// Are there other files than this operation's to be copied now?
-    fn others_wait(&self, seq: Option<Seq>) -> bool {
-        let tree = self.metadata.read_tree();
-        let is_one = |op: &Op| {
-            let waits = op.progress == Progress::Waiting && !op.is_last() || op.progress == Progress::Staging;
-            waits && op.error.is_none() && matches!(op.kind, OpKind::Publish { .. })
-        };
-        tree.ops.iter().take(OTHERS_MAX).any(|(other, op)| Some(*other) != seq && is_one(op))
     }
 
     /// Returns how many bytes were copied, if any.
@@ -305,11 +292,11 @@ impl Stager {
         crash_point!("drain.stage");
         let (seq, in_place) = (job.seq, job.in_place);
         let wanted = Wanted { seq, id: job.id, epoch: job.epoch, eager: job.eager };
-        let rests = Rests::new(&job.acting);
+        let rests = Rests::new(&job.acting, !job.eager && !self.base.config.ordered);
         let gate = |bytes: u64| -> io::Result<()> {
             let is_wanted = || !self.attempts.stopping() && self.current(&wanted);
-            rests.between_pieces(&|| self.others_wait(Some(seq)), &is_wanted);
             self.attempts.pause.rests();
+            rests.between_pieces(&|| others_wait(&self.base, &self.metadata, Some(seq)), &is_wanted);
             // Content already in the store is only read there, and an empty piece waits for no turn.
             if !in_place && bytes > 0 {
                 self.throttle.pass(bytes, &is_wanted);
@@ -320,6 +307,7 @@ impl Stager {
             if let Some(copied) = self.copying.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&seq) {
                 *copied += bytes;
             }
+            rests.next_piece();
             if is_wanted() { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
         };
         let free = |_: u64| {
@@ -436,14 +424,15 @@ impl Stager {
             return Ok(staged);
         }
         let is_wanted = || !self.attempts.stopping() && self.for_others.is_newest(number, copy.attempt);
-        let rests = Rests::new(copy.acting);
-        let others_wait = || self.for_others.has_others(number) || self.others_wait(None);
+        let rests = Rests::new(copy.acting, !self.base.config.ordered);
+        let others = || self.for_others.has_others(number) || others_wait(&self.base, &self.metadata, None);
         let gate = |bytes: u64| -> io::Result<()> {
-            rests.between_pieces(&others_wait, &is_wanted);
+            rests.between_pieces(&others, &is_wanted);
             if bytes > 0 {
                 self.throttle.pass(bytes, &is_wanted);
             }
             self.meter.pass(bytes);
+            rests.next_piece();
             if is_wanted() { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
         };
         let stays = |_: u64| if is_wanted() { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) };

@@ -15,6 +15,7 @@ use surgetank_types::model::{Caller, FileId, RunId, Timestamp};
 use surgetank_types::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::base::notes::Notes;
+use crate::base::succession::Succession;
 use crate::base::waits::Waits;
 use crate::base::{Base, Door};
 use crate::files::descriptor_grant::Descriptors;
@@ -23,15 +24,15 @@ use crate::metadata::asked::{decision_if_asked, may_be_asked};
 use crate::metadata::inode_locks::InodeLocks;
 
 /// A reader waits so long for the end of a file's writers.
-const SEAL_TIMEOUT: Duration = Duration::from_secs(3600);
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+pub const SEAL_TIMEOUT: Duration = Duration::from_secs(3600);
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// For closes that the kernel reports late.
 const CLOSES_TIMEOUT: Duration = Duration::from_secs(2);
 /// Of so many files the last content that was set aside is remembered.
 const REMEMBERED_MAX: usize = 10_000;
 
-/// Keeps the content of a file beside it: so many contents at most. `waits`: nothing holds the kernel's lock of the directory.
-pub(crate) type SetAside = Box<dyn Fn(&Caller, FileId, u32, bool) -> FsResult<()> + Send + Sync>;
+/// Keeps the content of a file beside it: so many contents at most.
+pub(crate) type SetAside = Box<dyn Fn(&Caller, FileId, u32) -> FsResult<()> + Send + Sync>;
 
 /// The content of a file: its version, and when it was changed.
 type Content = (u32, Timestamp);
@@ -50,6 +51,10 @@ pub struct Dispatcher {
     kept: Mutex<foldhash::HashMap<FileId, Content>>,
 }
 
+/// A program still writes the file, and its readers wait. In a pool it is the answer to a program's open: the member of the program
+/// asks again. No file system fails with this error.
+pub const STILL_WRITTEN: Errno = Errno::ISNAM;
+
 /// What an operation finds.
 struct Looked {
     decision: Decision,
@@ -57,8 +62,16 @@ struct Looked {
     path: Vec<u8>,
     sealed: bool,
     is_empty: bool,
-    content: Content,
+    /// `None`: it has no version yet.
+    content: Option<Content>,
     run: RunId,
+}
+
+impl Looked {
+    /// The content is complete, although its version may be made a moment later.
+    fn is_complete(&self, metadata: &Metadata, id: FileId) -> bool {
+        self.sealed || metadata.open_of(id).is_none_or(|open| open.writers() == 0)
+    }
 }
 
 impl Dispatcher {
@@ -81,17 +94,9 @@ impl Dispatcher {
         let _ = self.set_aside.set(keeper);
     }
 
-    /// A program is about to open the file for writing, or to cut it. Errors: EINTR, it is being killed.
-    pub(crate) fn before_write(&self, caller: &Caller, id: FileId) -> FsResult<()> {
-        self.before_change(caller, id, true)
-    }
-
-    /// Another file is about to get the file's name. Errors: as of [`Self::before_write`].
-    pub(crate) fn before_replace(&self, caller: &Caller, id: FileId) -> FsResult<()> {
-        self.before_change(caller, id, false)
-    }
-
-    fn before_change(&self, caller: &Caller, id: FileId, waits: bool) -> FsResult<()> {
+    /// The content of the file is about to go: a program opens it for writing, cuts it, or gives its name to another file. Errors: EINTR,
+    /// the program is being killed.
+    pub(crate) fn before_change(&self, caller: &Caller, id: FileId) -> FsResult<()> {
         let Some(mut looked) = self.look_settled(id, Moment::Changes) else { return Ok(()) };
         let event = |looked: &Looked| {
             let event = Event::Changes { name: &looked.name };
@@ -105,18 +110,21 @@ impl Dispatcher {
                 Some(now) => looked = now,
                 None => return Ok(()),
             }
-            // (What a program still writes is incomplete.)
-            if !looked.sealed || looked.is_empty || self.kept().get(&id) == Some(&looked.content) {
+            if !looked.is_complete(&self.metadata, id) || looked.is_empty {
                 return Ok(());
             }
-            let done = self.set_aside.get().map_or(Ok(()), |keep| keep(caller, id, contents, waits));
+            if looked.content.is_some_and(|content| self.kept().get(&id) == Some(&content)) {
+                return Ok(());
+            }
+            let keep = || self.set_aside.get().map_or(Ok(()), |keep| keep(caller, id, contents));
+            let done = Succession::besides(keep);
             match done {
                 Ok(()) => {
                     let mut kept = self.kept();
                     if kept.len() >= REMEMBERED_MAX {
                         kept.clear();
                     }
-                    kept.insert(id, looked.content);
+                    kept.extend(looked.content.map(|content| (id, content)));
                 }
                 Err(_) if self.waits.is_killed() => return Err(Errno::INTR.into()),
                 // A hint advises: the program goes on.
@@ -130,22 +138,35 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// A program is about to open the file for reading. Errors: EBUSY, it is still written; EINTR.
+    /// A program is about to open the file for reading. Errors: EBUSY, it is still written; EINTR; in a pool [`STILL_WRITTEN`].
     pub(crate) fn before_read(&self, caller: &Caller, id: FileId) -> FsResult<()> {
-        let Some(looked) = self.look_settled(id, Moment::Reads) else { return Ok(()) };
-        let event = Event::Reads { is_written: !looked.sealed };
-        if acts(&looked.decision.acting, &event).any(|act| act == Act::AwaitSeal) && !self.writes_it(caller, &looked) {
-            return self.await_seal(id, &looked);
+        match self.waits_for_seal(caller, id) {
+            Some(_) if self.metadata.pool.get().is_some() => Err(STILL_WRITTEN.into()),
+            Some(looked) => self.await_seal(id, &looked),
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    /// The same while the kernel holds a lock of the directory, which the writer may need. Errors: ESTALE, the kernel comes again
+    /// without it.
+    pub(crate) fn before_read_locked(&self, caller: &Caller, id: FileId) -> FsResult<()> {
+        self.waits_for_seal(caller, id).map_or(Ok(()), |_| Err(Errno::STALE.into()))
+    }
+
+    fn waits_for_seal(&self, caller: &Caller, id: FileId) -> Option<Looked> {
+        let looked = self.look_settled(id, Moment::Reads)?;
+        let event = Event::Reads { is_written: !looked.is_complete(&self.metadata, id) };
+        let waits = acts(&looked.decision.acting, &event).any(|act| act == Act::AwaitSeal);
+        (waits && !self.writes_it(caller, &looked)).then_some(looked)
     }
 
     fn await_seal(&self, id: FileId, looked: &Looked) -> FsResult<()> {
         let until = clock::tick() + SEAL_TIMEOUT;
         self.waits.begin_long();
         loop {
+            let is_complete = self.metadata.open_of(id).is_none_or(|open| open.writers() == 0);
             let tree = self.metadata.read_tree();
-            if tree.get(id).is_none_or(|inode| inode.sealed) {
+            if is_complete || tree.get(id).is_none_or(|inode| inode.sealed) {
                 return Ok(());
             }
             let left = until.saturating_duration_since(clock::tick());
@@ -223,8 +244,11 @@ impl Dispatcher {
         self.look(id, moment)
     }
 
-    /// `None`: nothing of the file is asked at such operations.
+    /// `None`: nothing of the file is asked at such operations, or the agent itself does this.
     fn look(&self, id: FileId, moment: Moment) -> Option<Looked> {
+        if Succession::is_besides() {
+            return None;
+        }
         let tree = self.metadata.read_tree();
         let decision = decision_if_asked(&self.metadata, &tree, id, moment)?;
         let inode = tree.get(id)?;
@@ -235,7 +259,7 @@ impl Dispatcher {
             path: tree.logical_path(id)?,
             sealed: inode.sealed,
             is_empty: inode.attr.size_bytes == 0,
-            content: (inode.version, inode.attr.mtime),
+            content: inode.sealed.then_some((inode.version, inode.attr.mtime)),
             run: inode.run,
         })
     }

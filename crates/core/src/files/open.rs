@@ -149,7 +149,7 @@ impl Opener {
             return Err(Errno::TXTBSY.into());
         }
         if writes {
-            self.dispatcher.before_write(caller, id)?;
+            self.dispatcher.before_change(caller, id)?;
         } else {
             self.dispatcher.before_read(caller, id)?;
         }

@@ -221,7 +221,7 @@ impl FileAttributes {
         match handle {
             Some(handle) => self.transfers.truncate_content(&handle.open, size_bytes),
             None => {
-                self.dispatcher.before_write(caller, id)?;
+                self.dispatcher.before_change(caller, id)?;
                 let open = self.opener.open_inode(
                     id,
                     true,

@@ -7,8 +7,7 @@
 //! The danger that this avoids: a program creates files, by a hint, where their owner could not.
 
 use std::os::unix::fs::FileExt;
-use std::sync::{Weak, mpsc};
-use std::time::Duration;
+use std::sync::Weak;
 
 use surgetank_policy::rule::mode_name;
 use surgetank_types::error::{Errno, FsResult};
@@ -24,10 +23,10 @@ use crate::namespace::hints::FileHints;
 use crate::namespace::names::Names;
 use crate::namespace::resolve::Resolver;
 
+/// Ends a comparison. (No file system fails with this error.)
+const DIFFERS: Errno = Errno::ISNAM;
 /// So much is copied at once.
 const PIECE_BYTES: usize = 1 << 20;
-/// So long the program waits until the kernel has forgotten the names.
-const FORGOTTEN_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Gives each piece of a file's content, with its offset, to a function.
 pub type ReadElsewhere = Box<dyn Fn(FileId, &mut dyn FnMut(u64, &[u8]) -> FsResult<()>) -> FsResult<()> + Send + Sync>;
@@ -52,6 +51,7 @@ struct Leaving {
     attr: Attr,
     mode: Mode,
     run: RunId,
+    epoch: u32,
     is_elsewhere: bool,
 }
 
@@ -81,8 +81,8 @@ impl EarlierContents {
             elsewhere: OnceLock::new(),
         });
         let weak: Weak<Self> = Arc::downgrade(&made);
-        files.dispatcher.set_keeper(Box::new(move |caller, id, contents, waits| {
-            weak.upgrade().map_or(Ok(()), |this| this.set_aside(caller, id, contents, waits))
+        files.dispatcher.set_keeper(Box::new(move |caller, id, contents| {
+            weak.upgrade().map_or(Ok(()), |this| this.set_aside(caller, id, contents))
         }));
         made
     }
@@ -93,30 +93,73 @@ impl EarlierContents {
         let _ = self.elsewhere.set(reader);
     }
 
-    fn set_aside(&self, caller: &Caller, id: FileId, contents: u32, waits: bool) -> FsResult<()> {
+    fn set_aside(&self, caller: &Caller, id: FileId, contents: u32) -> FsResult<()> {
         let leaving = self.leaving(id)?;
         let (dir, attr) = (leaving.dir, leaving.attr);
         let owner = Caller { uid: attr.uid, gid: attr.gid, umask: 0, ..*caller };
+        self.permit(&owner, dir)?;
         self.names.permit_change(&owner, dir)?;
-        // An agent that died may have kept it, for the same request.
+        let fresh = leaving.kept_as(0);
+        // The first number that is free: only those below it move.
+        let mut free = contents;
+        for number in 0..=contents {
+            match self.resolver.resolve(&owner, dir, &leaving.kept_as(number)) {
+                Ok(there) => self.is_such_a_file(there, &owner)?,
+                Err(fault) if fault.errno == Errno::NOENT => free = if number > 0 { free.min(number) } else { free },
+                Err(fault) => return Err(fault),
+            }
+        }
+        // An agent that died may have kept it, for the same request. Or no program has changed it.
         if self.is_kept(&owner, &leaving)? {
             return Ok(());
         }
-        let fresh = leaving.kept_as(0);
         absent_is_fine(self.names.unlink(&owner, dir, &fresh))?;
         let kept = self.make(&owner, &leaving, &fresh);
-        if kept.is_err() {
+        let kept = kept.and_then(|()| if self.is_as_it_was(&leaving) { Ok(()) } else { Err(Errno::STALE.into()) });
+        if let Err(fault) = kept {
             absent_is_fine(self.names.unlink(&owner, dir, &fresh))?;
+            // (Another program has begun to write it meanwhile. Its own open has kept the content, or found it kept.)
+            return if fault.errno == Errno::STALE { Ok(()) } else { Err(fault) };
         }
-        kept?;
-        let mut names = vec![fresh];
-        for number in (0..contents).rev() {
+        for number in (0..free).rev() {
             let (from, to) = (leaving.kept_as(number), leaving.kept_as(number + 1));
             absent_is_fine(self.names.rename(&owner, dir, &from, dir, &to, 0))?;
-            names.push(to);
         }
-        self.forget(dir, names, waits);
+        // The kernel caches no such name, but the listing. (To have it drop a name, it would need the lock of the directory, which the
+        // program may hold. A killed agent could not end then, and the program would wait for the next one.)
+        if let Some(door) = self.door.get() {
+            door.invalidate(dir, false);
+        }
         Ok(())
+    }
+
+    /// May the file's owner make and remove files in the directory? (Where the kernel checks that, it checks the program, and only
+    /// what the program does itself.)
+    fn permit(&self, owner: &Caller, dir: FileId) -> FsResult<()> {
+        const WRITE_AND_SEARCH: u32 = 3;
+        let attr = self.files.metadata.read_tree().get(dir).map(|inode| inode.attr).ok_or(Errno::STALE)?;
+        let shift = match () {
+            () if owner.uid == 0 => return Ok(()),
+            () if attr.uid == owner.uid => 6,
+            // (His other groups are not known.)
+            () if attr.gid == owner.gid => 3,
+            () => 0,
+        };
+        if attr.perm >> shift & WRITE_AND_SEARCH == WRITE_AND_SEARCH { Ok(()) } else { Err(Errno::ACCESS.into()) }
+    }
+
+    /// What has the name of an earlier content is one: a file of the same owner.
+    fn is_such_a_file(&self, there: FileId, owner: &Caller) -> FsResult<()> {
+        let attr = self.files.metadata.read_tree().get(there).map(|inode| inode.attr).ok_or(Errno::STALE)?;
+        match attr.kind {
+            Kind::File if attr.uid == owner.uid => Ok(()),
+            Kind::File => Err(Errno::PERM.into()),
+            _ => Err(Errno::EXIST.into()),
+        }
+    }
+
+    fn is_as_it_was(&self, leaving: &Leaving) -> bool {
+        self.files.metadata.read_tree().get(leaving.id).is_some_and(|inode| inode.epoch == leaving.epoch)
     }
 
     fn leaving(&self, id: FileId) -> FsResult<Leaving> {
@@ -131,20 +174,19 @@ impl EarlierContents {
             attr: inode.attr,
             mode: self.files.metadata.decided(&tree, id, &path).mode,
             run: inode.run,
+            epoch: inode.epoch,
             is_elsewhere: inode.home().is_some(),
         })
     }
 
-    /// Is the last earlier content this one? The time says that it may be, and the bytes that it is.
+    /// Is the last earlier content this one? The size says that it may be, and the bytes that it is.
     fn is_kept(&self, owner: &Caller, leaving: &Leaving) -> FsResult<bool> {
         let last = match self.resolver.resolve(owner, leaving.dir, &leaving.kept_as(1)) {
             Err(fault) if fault.errno == Errno::NOENT => return Ok(false),
             last => last?,
         };
         let looks_so = self.files.metadata.read_tree().get(last).is_some_and(|inode| {
-            let (attr, known) = (inode.attr, leaving.attr);
-            let is_file = attr.kind == Kind::File && inode.sealed && inode.home().is_none();
-            is_file && attr.size_bytes == known.size_bytes && attr.mtime == known.mtime
+            inode.sealed && inode.home().is_none() && inode.attr.size_bytes == leaving.attr.size_bytes
         });
         if !looks_so {
             return Ok(false);
@@ -156,18 +198,22 @@ impl EarlierContents {
             let content = open.content().file;
             self.pieces(leaving, &mut |offset, data| {
                 let beside = &mut there[..data.len()];
-                is_same = is_same && content.read_exact_at(beside, offset).is_ok() && beside == data;
-                Ok(())
+                is_same = content.read_exact_at(beside, offset).is_ok() && beside == data;
+                if is_same { Ok(()) } else { Err(DIFFERS.into()) }
             })
         });
         self.files.opener.close_inode(&open, false);
-        compared.map(|()| is_same)
+        match compared {
+            Err(fault) if fault.errno != DIFFERS => Err(fault),
+            _ => Ok(is_same),
+        }
     }
 
     /// Copies the content to a new file.
     fn make(&self, owner: &Caller, leaving: &Leaving, name: &[u8]) -> FsResult<()> {
         let (files, attr) = (&self.files, leaving.attr);
-        let made = self.names.make_file(owner, (leaving.dir, name), attr.perm & 0o777, leaving.run, Via::Synced)?;
+        // (Only its owner may read it until it has its group.)
+        let made = self.names.make_file(owner, (leaving.dir, name), 0o600, leaving.run, Via::Synced)?;
         let copied = self.pieces(leaving, &mut |offset, data| {
             if self.waits.is_killed() {
                 return Err(Errno::INTR.into());
@@ -182,7 +228,8 @@ impl EarlierContents {
         files.opener.close_inode(&made.open, true);
         // (The kernel does not know it.)
         let times = SetAttr { atime: Some(attr.atime), mtime: Some(attr.mtime), ..SetAttr::default() };
-        let dated = copied.and_then(|()| self.attributes.setattr(owner, made.id, None, &times).map(drop));
+        let dated =
+            copied.and_then(|()| self.shared(owner, made.id, &attr)).and_then(|()| self.set(owner, made.id, &times));
         // A temporary's earlier content is one, too.
         let advised = dated.and_then(|()| match leaving.mode {
             Mode::Copy => Ok(()),
@@ -190,6 +237,24 @@ impl EarlierContents {
         });
         self.resolver.forget(made.id, 1);
         advised
+    }
+
+    /// The copy gets the group and the mode of the file. In a group that it cannot get, its group and others may not use it.
+    fn shared(&self, owner: &Caller, made: FileId, attr: &Attr) -> FsResult<()> {
+        let is_group = || self.files.metadata.read_tree().get(made).is_some_and(|inode| inode.attr.gid == attr.gid);
+        if !is_group() {
+            let group = SetAttr { gid: Some(attr.gid), ..SetAttr::default() };
+            match self.set(owner, made, &group) {
+                Err(fault) if fault.errno != Errno::PERM => return Err(fault),
+                _ => {}
+            }
+        }
+        let perm = if is_group() { attr.perm & 0o777 } else { attr.perm & 0o700 };
+        self.set(owner, made, &SetAttr { perm: Some(perm), ..SetAttr::default() })
+    }
+
+    fn set(&self, owner: &Caller, id: FileId, change: &SetAttr) -> FsResult<()> {
+        self.attributes.setattr(owner, id, None, change).map(drop)
     }
 
     fn pieces(&self, leaving: &Leaving, take: &mut dyn FnMut(u64, &[u8]) -> FsResult<()>) -> FsResult<()> {
@@ -218,23 +283,6 @@ impl EarlierContents {
         let done = read();
         self.files.opener.close_inode(&open, false);
         done
-    }
-
-    /// The kernel may have cached the names. A thread tells it: the program may hold a lock that the kernel needs for that.
-    fn forget(&self, dir: FileId, names: Vec<Vec<u8>>, waits: bool) {
-        let Some(door) = self.door.get().cloned() else { return };
-        let (done, is_done) = mpsc::channel();
-        let tell = move || {
-            names.iter().for_each(|name| door.invalidate_name(dir, name));
-            door.invalidate(dir, false);
-            // (The program may wait no more.)
-            let _ = done.send(());
-        };
-        let thread = std::thread::Builder::new().name("earlier-names".to_owned()).stack_size(256 << 10).spawn(tell);
-        if thread.is_ok() && waits {
-            // (Then it goes on: the kernel learns of the names a little later.)
-            let _ = is_done.recv_timeout(FORGOTTEN_TIMEOUT);
-        }
     }
 }
 

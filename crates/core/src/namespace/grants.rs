@@ -92,10 +92,9 @@ impl Grants {
             let inode = tree.get(id).filter(|inode| inode.attr.kind == Kind::File).ok_or(Errno::NOENT)?;
             self.permissions.permit(caller, &inode.attr, want)?;
         }
-        if access == libc::O_RDONLY && !truncates {
-            self.dispatcher.before_read(caller, id)?;
-        } else {
-            self.dispatcher.before_write(caller, id)?;
+        // (Readers do not wait for writers here: their signals are not seen.)
+        if access != libc::O_RDONLY || truncates {
+            self.dispatcher.before_change(caller, id)?;
         }
         let until = clock::tick() + TIMEOUT;
         loop {

@@ -77,6 +77,19 @@ impl Event<'_> {
     }
 }
 
+/// Is it such a name as [`Act::SetAside`] gives?
+pub fn is_set_aside(name: &[u8]) -> bool {
+    let Some(inner) = name.strip_suffix(b"~") else { return false };
+    let digits = inner.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
+    digits > 0 && inner[..inner.len() - digits].ends_with(b".~")
+}
+
+/// Is it such a name of this file?
+pub fn is_set_aside_of(name: &[u8], file: &[u8]) -> bool {
+    is_set_aside(name)
+        && name.strip_prefix(file).is_some_and(|rest| rest.starts_with(b".~") && !rest[2..].contains(&b'.'))
+}
+
 /// What is done besides an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {

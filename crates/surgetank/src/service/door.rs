@@ -3,11 +3,12 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
 use surgetank_core::namespace::{self, Found, Grant, NAME_TTL_MIN, Namespace};
+use surgetank_policy::hint::module::is_set_aside;
 use surgetank_types::error::FsResult;
 use surgetank_types::model::{Attr, Caller, FileId, FileLock, Kind, LockKind, LockRequest, Timestamp};
 
@@ -225,11 +226,12 @@ impl Filesystem for Door {
                 if found.attr.kind == Kind::File {
                     self.unshimmed.add(caller.pid);
                 }
-                Ok(Looked::Found(self.entry(&found)))
+                Ok(Looked::Found(named(self.entry(&found), name)))
             }
             // Another client may create the name in the store at any moment.
             Err(fault) if fault.errno == Errno::NOENT => {
-                Ok(Looked::Missing { ttl: ns.resolver.absent_ttl(FileId(parent), name) })
+                let ttl = ns.resolver.absent_ttl(FileId(parent), name);
+                Ok(Looked::Missing { ttl: if is_set_aside(name) { Duration::ZERO } else { ttl } })
             }
             Err(fault) => Err(fault),
         })
@@ -381,7 +383,7 @@ impl Filesystem for Door {
             }
             let opened = self.opened(&opened, flags);
             self.tally_open(caller, found.id, &opened, (flags, true), begun);
-            Ok((self.entry(&found), opened))
+            Ok((named(self.entry(&found), name), opened))
         })
     }
 
@@ -511,7 +513,7 @@ impl Filesystem for Door {
             let bare = next <= 2 || are_shown && at.kind == Kind::File;
             let found = if bare { None } else { ns.resolver.lookup_known(caller, FileId(id), at.name) };
             match found {
-                Some(found) => sink.add(&self.entry(&found), next, at.name),
+                Some(found) => sink.add(&named(self.entry(&found), at.name), next, at.name),
                 None => sink.add_bare(at.ino, next, at.kind, at.name),
             }
         })
@@ -582,6 +584,11 @@ impl Filesystem for Door {
     fn access(&self, caller: &Caller, id: u64, mask: u32) -> FsResult<()> {
         self.serve(|ns| ns.attributes.access(caller, FileId(id), mask))
     }
+}
+
+/// (Earlier contents get other names while programs change their files.)
+fn named(entry: Entry, name: &[u8]) -> Entry {
+    if is_set_aside(name) { Entry { entry_ttl: Duration::ZERO, ..entry } } else { entry }
 }
 
 /// `O_DSYNC`, `O_SYNC`, or `pwritev2` with `RWF_DSYNC`.

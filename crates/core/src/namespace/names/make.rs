@@ -76,7 +76,13 @@ impl Names {
             match self.must_be_absent(caller, dir, name) {
                 Ok(()) => {}
                 Err(fault) if fault.errno == Errno::EXIST && flags & libc::O_EXCL == 0 => {
-                    let opened = self.resolver.resolve(caller, dir, name).and_then(|id| {
+                    let known = self.resolver.resolve(caller, dir, name);
+                    if let Ok(id) = known
+                        && flags & (libc::O_ACCMODE | libc::O_TRUNC) == libc::O_RDONLY
+                    {
+                        self.dispatcher.before_read_locked(caller, id)?;
+                    }
+                    let opened = known.and_then(|id| {
                         let opened = self.opener.open_file(caller, id, flags)?;
                         self.resolver.found(id).map(|found| (found, opened))
                     });

@@ -4,6 +4,7 @@
 //! The danger that this avoids: a crash or another door between the steps leaves a file without a name, or two files
 //! with one.
 
+use surgetank_policy::hint::module::is_set_aside_of;
 use surgetank_state::{Entry, Inode, Name, PlainId, Tree};
 use surgetank_store::StoreStat;
 use surgetank_tier::Remains;
@@ -109,7 +110,10 @@ impl Names {
                 (false, true) => return Err(Errno::ISDIR.into()),
                 (true, true) => self.must_be_empty(caller, target)?,
                 (false, false) => {
-                    self.dispatcher.before_replace(caller, target)?;
+                    // (An earlier content that gets the name back takes the place of the present one.)
+                    if from_dir != to_dir || !is_set_aside_of(&from, &to) {
+                        self.dispatcher.before_change(caller, target)?;
+                    }
                     self.syncs.spare_unknown_names(target)?;
                     self.opener.await_begun(target);
                 }
@@ -191,7 +195,7 @@ impl Names {
             if self.metadata.read_tree().get(target).is_some_and(Inode::is_dir) {
                 return Err(Errno::ISDIR.into());
             }
-            self.dispatcher.before_replace(caller, target)?;
+            self.dispatcher.before_change(caller, target)?;
             self.syncs.spare_unknown_names(target)?;
             self.opener.await_begun(target);
         } else {

@@ -1,7 +1,7 @@
 //! `versions`: the last contents of a file are kept, beside it. It is the example of `docs/internals/hints.md`.
 
 use crate::hint::advice::Advice;
-use crate::hint::module::{Act, Event, Module, Moment};
+use crate::hint::module::{Act, Event, Module, Moment, is_set_aside};
 
 /// So many contents a file has at most, with the present one.
 const VERSIONS_MAX: u32 = 100;
@@ -12,13 +12,6 @@ pub(super) struct Versions;
 
 fn contents(value: &str) -> Option<u32> {
     value.trim().parse().ok().filter(|contents| (1..=VERSIONS_MAX).contains(contents))
-}
-
-/// `NAME.~3~`: an earlier content has no earlier contents of its own.
-fn is_kept(name: &[u8]) -> bool {
-    let Some(inner) = name.strip_suffix(b"~") else { return false };
-    let digits = inner.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
-    digits > 0 && inner[..inner.len() - digits].ends_with(b".~")
 }
 
 impl Module for Versions {
@@ -37,7 +30,8 @@ impl Module for Versions {
     fn on(&self, value: &str, event: &Event<'_>) -> Option<Act> {
         let Event::Changes { name } = event else { return None };
         let earlier = contents(value)?.checked_sub(1)?;
-        (earlier > 0 && !is_kept(name)).then_some(Act::SetAside { contents: earlier })
+        // (Earlier contents have no earlier contents of their own.)
+        (earlier > 0 && !is_set_aside(name)).then_some(Act::SetAside { contents: earlier })
     }
 }
 

@@ -8,19 +8,23 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use surgetank_pool::calls::is_closing;
+use surgetank_core::namespace::{SEAL_TIMEOUT, STILL_WRITTEN, Succession};
+use surgetank_pool::calls::{caller_of, is_closing, is_opening};
 use surgetank_types::clock::tick;
 use surgetank_types::error::FsResult;
 use surgetank_types::model::{Caller, FileId};
 
 use super::super::call::{Answer, Ask};
+use super::super::export::OF_A_MEMBER;
 use super::super::export::homes::WAITS;
 use super::remote::Remote;
 use super::{PATIENCE, Router, copies, homes, lengths};
-use crate::mount::{Filesystem, Opened, killed_at_close};
+use crate::mount::{Filesystem, Opened, interrupted, killed_at_close, wait_long};
 
 /// Open files by handle. `None`: their closes do not wait. Otherwise the process that has opened the file; 0: not known. (Files that
 /// an earlier agent has opened are not here.)
@@ -30,6 +34,37 @@ pub(super) struct Closing(Mutex<HashMap<u64, Option<u32>>>);
 impl Closing {
     fn hold(&self) -> MutexGuard<'_, HashMap<u64, Option<u32>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Opens a file when no program writes it any more, if its hints say so. Another member asks again itself. What a member opens for no
+/// program, such as content that it has had until now, is not asked of hints. Errors: EBUSY, it is still written; EINTR.
+pub(super) fn once_sealed<F: Filesystem>(
+    router: &Router<F>,
+    caller: &Caller,
+    flags: OFlags,
+    open: impl Fn() -> FsResult<Opened>,
+) -> FsResult<Opened> {
+    const LOOK_EVERY: Duration = Duration::from_millis(50);
+    let of_member = || router.name_of_thread(caller).filter(|name| caller_of(name).is_some());
+    if flags.contains(OF_A_MEMBER) && of_member().is_some_and(|name| !is_opening(&name)) {
+        return Succession::besides(open);
+    }
+    let until = tick() + SEAL_TIMEOUT;
+    loop {
+        let opened = open();
+        let waits = opened.as_ref().is_err_and(|fault| fault.errno == STILL_WRITTEN);
+        if !waits || router.is_of_a_peer(caller) {
+            return opened;
+        }
+        wait_long();
+        if interrupted() {
+            return Err(Errno::INTR.into());
+        }
+        if tick() >= until {
+            return Err(Errno::BUSY.into());
+        }
+        thread::sleep(LOOK_EVERY);
     }
 }
 

@@ -328,7 +328,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
             }
             opened
         };
-        self.within(caller, way, here, there)
+        closing::once_sealed(self, caller, flags, || self.within(caller, way, here, there))
     }
 
     fn create(
