@@ -44,6 +44,24 @@ thread_local! {
     static BESIDES: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
+/// A flag of this thread, which is as before once this is dropped, also after a panic.
+pub(crate) struct Flag {
+    flag: &'static std::thread::LocalKey<std::cell::Cell<bool>>,
+    before: bool,
+}
+
+impl Flag {
+    pub fn set(flag: &'static std::thread::LocalKey<std::cell::Cell<bool>>) -> Self {
+        Self { flag, before: flag.replace(true) }
+    }
+}
+
+impl Drop for Flag {
+    fn drop(&mut self) {
+        self.flag.set(self.before);
+    }
+}
+
 /// A request of the kernel, as the thread that serves it knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
@@ -136,16 +154,10 @@ impl Succession {
         if BESIDES.get() { None } else { self.request.get().and_then(|request| request()) }
     }
 
-    /// What this thread does meanwhile is the agent's own act, and not its request: that is not carried out yet.
-    pub fn besides<T>(act: impl FnOnce() -> T) -> T {
-        let before = BESIDES.replace(true);
-        let done = act();
-        BESIDES.set(before);
-        done
-    }
-
-    pub(crate) fn is_besides() -> bool {
-        BESIDES.get()
+    /// What this thread does meanwhile is not its request: that is not carried out yet.
+    pub(crate) fn besides<T>(act: impl FnOnce() -> T) -> T {
+        let _flag = Flag::set(&BESIDES);
+        act()
     }
 
     pub(crate) fn hand_off_handle(&self, fh: u64, open: &Open, writes: bool, flags: i32, run: RunId) {

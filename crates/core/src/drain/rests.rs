@@ -72,6 +72,10 @@ pub(super) fn others_wait(base: &Base, metadata: &Metadata, seq: Option<Seq>) ->
     }
     let now = clock::tick();
     let tree = metadata.read_tree();
+    // (A program has begun to wait for it.)
+    if seq.and_then(|seq| tree.ops.get(&seq)).is_some_and(|op| op.eager) {
+        return false;
+    }
     let mut found = false;
     for (other, op) in tree.ops.iter().take(OTHERS_MAX) {
         let is_due = op.error.is_none() && !op.is_last() && tree.due(op) <= now;

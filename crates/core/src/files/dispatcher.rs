@@ -11,11 +11,11 @@ use surgetank_policy::hint::{Acting, acts, listens};
 use surgetank_policy::rule::Decision;
 use surgetank_types::clock;
 use surgetank_types::error::{Errno, Fault, FsResult};
-use surgetank_types::model::{Caller, FileId, RunId, Timestamp};
-use surgetank_types::sync::{Arc, Mutex, OnceLock, PoisonError};
+use surgetank_types::model::{Caller, FileId, RunId};
+use surgetank_types::sync::{Arc, OnceLock};
 
 use crate::base::notes::Notes;
-use crate::base::succession::Succession;
+use crate::base::succession::{Flag, Succession};
 use crate::base::waits::Waits;
 use crate::base::{Base, Door};
 use crate::files::descriptor_grant::Descriptors;
@@ -28,14 +28,17 @@ pub const SEAL_TIMEOUT: Duration = Duration::from_secs(3600);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// For closes that the kernel reports late.
 const CLOSES_TIMEOUT: Duration = Duration::from_secs(2);
-/// Of so many files the last content that was set aside is remembered.
-const REMEMBERED_MAX: usize = 10_000;
+/// After its last close a file is sealed soon.
+const SEALED_TIMEOUT: Duration = Duration::from_secs(1);
+const SEALED_LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// Keeps the content of a file beside it: so many contents at most.
 pub(crate) type SetAside = Box<dyn Fn(&Caller, FileId, u32) -> FsResult<()> + Send + Sync>;
 
-/// The content of a file: its version, and when it was changed.
-type Content = (u32, Timestamp);
+thread_local! {
+    /// Does the thread do something of the agent's own?
+    static UNASKED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
 
 /// Asks hints at operations.
 pub struct Dispatcher {
@@ -47,8 +50,6 @@ pub struct Dispatcher {
     set_aside: OnceLock<SetAside>,
     /// One at a time for each file.
     aside: InodeLocks,
-    /// What was set aside last. (Two programs may open the file for writing at once.)
-    kept: Mutex<foldhash::HashMap<FileId, Content>>,
 }
 
 /// A program still writes the file, and its readers wait. In a pool it is the answer to a program's open: the member of the program
@@ -62,9 +63,8 @@ struct Looked {
     path: Vec<u8>,
     sealed: bool,
     is_empty: bool,
-    /// `None`: it has no version yet.
-    content: Option<Content>,
     run: RunId,
+    ino: u64,
 }
 
 impl Looked {
@@ -84,7 +84,6 @@ impl Dispatcher {
             metadata: metadata.clone(),
             set_aside: OnceLock::new(),
             aside: InodeLocks::new(),
-            kept: Mutex::default(),
         }
     }
 
@@ -105,27 +104,24 @@ impl Dispatcher {
         for act in event(&looked) {
             let Act::SetAside { contents } = act else { continue };
             self.waits.begin_long();
-            let _alone = self.aside.lock(id);
+            let _alone = loop {
+                match self.aside.lock_within(id, LOOK_EVERY) {
+                    Some(alone) => break alone,
+                    None if self.waits.is_killed() => return Err(Errno::INTR.into()),
+                    None => {}
+                }
+            };
             match self.look(id, Moment::Changes) {
                 Some(now) => looked = now,
                 None => return Ok(()),
             }
-            if !looked.is_complete(&self.metadata, id) || looked.is_empty {
-                return Ok(());
-            }
-            if looked.content.is_some_and(|content| self.kept().get(&id) == Some(&content)) {
+            if !looked.is_complete(&self.metadata, id) || looked.sealed && looked.is_empty {
                 return Ok(());
             }
             let keep = || self.set_aside.get().map_or(Ok(()), |keep| keep(caller, id, contents));
-            let done = Succession::besides(keep);
+            let done = Succession::besides(|| Self::unasked(keep));
             match done {
-                Ok(()) => {
-                    let mut kept = self.kept();
-                    if kept.len() >= REMEMBERED_MAX {
-                        kept.clear();
-                    }
-                    kept.extend(looked.content.map(|content| (id, content)));
-                }
+                Ok(()) => {}
                 Err(_) if self.waits.is_killed() => return Err(Errno::INTR.into()),
                 // A hint advises: the program goes on.
                 Err(why) => {
@@ -184,25 +180,26 @@ impl Dispatcher {
         }
     }
 
-    /// Would the program wait for itself? (In a pool another member's process may stand for it: then it does.)
+    /// Would the program wait for itself? It would not by another name of the file, or with a mapping of it. (In a pool another member's
+    /// process may stand for it: then it does.)
     fn writes_it(&self, caller: &Caller, looked: &Looked) -> bool {
+        use std::os::unix::ffi::OsStrExt;
         if self.metadata.pool.get().is_some() {
             return false;
         }
         let of = format!("/proc/{}", caller.pid);
         let Ok(descriptors) = std::fs::read_dir(format!("{of}/fd")) else { return false };
         descriptors.flatten().any(|descriptor| {
-            use std::os::unix::ffi::OsStrExt;
             let target = std::fs::read_link(descriptor.path()).unwrap_or_default();
-            let is_it = target.as_os_str().as_bytes().strip_suffix(looked.path.as_slice());
+            if target.file_name().is_none_or(|name| name.as_bytes() != looked.name) {
+                return false;
+            }
             let number = descriptor.file_name();
-            let info = || std::fs::read_to_string(format!("{of}/fdinfo/{}", number.to_string_lossy()));
-            let writes = |info: String| {
-                let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
-                let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
-                flags.is_some_and(|flags| flags & libc::O_ACCMODE != libc::O_RDONLY)
-            };
-            is_it.is_some_and(|before| before.ends_with(b"/")) && info().is_ok_and(writes)
+            let info = std::fs::read_to_string(format!("{of}/fdinfo/{}", number.to_string_lossy())).unwrap_or_default();
+            let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+            let flags = field("flags:").and_then(|flags| i32::from_str_radix(flags, 8).ok());
+            let ino = field("ino:").and_then(|ino| ino.parse().ok());
+            ino == Some(looked.ino) && flags.is_some_and(|flags| flags & libc::O_ACCMODE != libc::O_RDONLY)
         })
     }
 
@@ -241,12 +238,25 @@ impl Dispatcher {
             door.closes_are_done(CLOSES_TIMEOUT);
         }
         self.descriptors.catch_up();
-        self.look(id, moment)
+        let until = clock::tick() + SEALED_TIMEOUT;
+        loop {
+            let looked = self.look(id, moment)?;
+            if looked.sealed || !looked.is_complete(&self.metadata, id) || clock::tick() >= until {
+                return Some(looked);
+            }
+            surgetank_types::sync::thread::sleep(SEALED_LOOK_EVERY);
+        }
+    }
+
+    /// What the thread does meanwhile is the agent's own act: no hint is asked.
+    pub fn unasked<T>(act: impl FnOnce() -> T) -> T {
+        let _flag = Flag::set(&UNASKED);
+        act()
     }
 
     /// `None`: nothing of the file is asked at such operations, or the agent itself does this.
     fn look(&self, id: FileId, moment: Moment) -> Option<Looked> {
-        if Succession::is_besides() {
+        if UNASKED.get() {
             return None;
         }
         let tree = self.metadata.read_tree();
@@ -259,12 +269,8 @@ impl Dispatcher {
             path: tree.logical_path(id)?,
             sealed: inode.sealed,
             is_empty: inode.attr.size_bytes == 0,
-            content: inode.sealed.then_some((inode.version, inode.attr.mtime)),
             run: inode.run,
+            ino: inode.attr.ino,
         })
-    }
-
-    fn kept(&self) -> surgetank_types::sync::MutexGuard<'_, foldhash::HashMap<FileId, Content>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

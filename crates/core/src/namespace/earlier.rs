@@ -10,8 +10,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::Weak;
 
 use surgetank_policy::rule::mode_name;
-use surgetank_types::error::{Errno, FsResult};
-use surgetank_types::model::{Attr, Caller, FileId, Kind, Mode, RunId};
+use surgetank_state::Inode;
+use surgetank_types::error::{Errno, Fault, FsResult};
+use surgetank_types::model::{Attr, Caller, FileId, Kind, Mode, RunId, Timestamp};
 use surgetank_types::sync::{Arc, OnceLock};
 
 use crate::base::waits::Waits;
@@ -51,8 +52,22 @@ struct Leaving {
     attr: Attr,
     mode: Mode,
     run: RunId,
-    epoch: u32,
-    is_elsewhere: bool,
+    as_it_is: AsItIs,
+}
+
+/// By which it is known whether a program has begun to change the content. (The epoch of a sealed file also grows if a copy of it is
+/// given up.)
+#[derive(PartialEq, Eq)]
+enum AsItIs {
+    Sealed { version: u32, size_bytes: u64, mtime: Timestamp },
+    Unsealed { epoch: u32 },
+}
+
+fn as_it_is(inode: &Inode) -> AsItIs {
+    match inode.sealed {
+        true => AsItIs::Sealed { version: inode.version, size_bytes: inode.attr.size_bytes, mtime: inode.attr.mtime },
+        false => AsItIs::Unsealed { epoch: inode.epoch },
+    }
 }
 
 impl Leaving {
@@ -115,12 +130,12 @@ impl EarlierContents {
         }
         absent_is_fine(self.names.unlink(&owner, dir, &fresh))?;
         let kept = self.make(&owner, &leaving, &fresh);
-        let kept = kept.and_then(|()| if self.is_as_it_was(&leaving) { Ok(()) } else { Err(Errno::STALE.into()) });
-        if let Err(fault) = kept {
+        let changed = || Err(Fault::new(Errno::BUSY, "another program has begun to write it meanwhile"));
+        let kept = kept.and_then(|()| if self.is_as_it_was(&leaving) { Ok(()) } else { changed() });
+        if kept.is_err() {
             absent_is_fine(self.names.unlink(&owner, dir, &fresh))?;
-            // (Another program has begun to write it meanwhile. Its own open has kept the content, or found it kept.)
-            return if fault.errno == Errno::STALE { Ok(()) } else { Err(fault) };
         }
+        kept?;
         for number in (0..free).rev() {
             let (from, to) = (leaving.kept_as(number), leaving.kept_as(number + 1));
             absent_is_fine(self.names.rename(&owner, dir, &from, dir, &to, 0))?;
@@ -159,7 +174,7 @@ impl EarlierContents {
     }
 
     fn is_as_it_was(&self, leaving: &Leaving) -> bool {
-        self.files.metadata.read_tree().get(leaving.id).is_some_and(|inode| inode.epoch == leaving.epoch)
+        self.files.metadata.read_tree().get(leaving.id).is_some_and(|inode| as_it_is(inode) == leaving.as_it_is)
     }
 
     fn leaving(&self, id: FileId) -> FsResult<Leaving> {
@@ -174,8 +189,7 @@ impl EarlierContents {
             attr: inode.attr,
             mode: self.files.metadata.decided(&tree, id, &path).mode,
             run: inode.run,
-            epoch: inode.epoch,
-            is_elsewhere: inode.home().is_some(),
+            as_it_is: as_it_is(inode),
         })
     }
 
@@ -186,7 +200,9 @@ impl EarlierContents {
             last => last?,
         };
         let looks_so = self.files.metadata.read_tree().get(last).is_some_and(|inode| {
-            inode.sealed && inode.home().is_none() && inode.attr.size_bytes == leaving.attr.size_bytes
+            let size_bytes = inode.attr.size_bytes;
+            let is_known = inode.sealed && inode.home().is_none() && matches!(leaving.as_it_is, AsItIs::Sealed { .. });
+            is_known && size_bytes > 0 && size_bytes == leaving.attr.size_bytes
         });
         if !looks_so {
             return Ok(false);
@@ -198,6 +214,9 @@ impl EarlierContents {
             let content = open.content().file;
             self.pieces(leaving, &mut |offset, data| {
                 let beside = &mut there[..data.len()];
+                if self.waits.is_killed() {
+                    return Err(Errno::INTR.into());
+                }
                 is_same = content.read_exact_at(beside, offset).is_ok() && beside == data;
                 if is_same { Ok(()) } else { Err(DIFFERS.into()) }
             })
@@ -257,12 +276,32 @@ impl EarlierContents {
         self.attributes.setattr(owner, id, None, change).map(drop)
     }
 
+    /// Errors: EIO, it has not as many bytes as it should have; and those of `take`.
     fn pieces(&self, leaving: &Leaving, take: &mut dyn FnMut(u64, &[u8]) -> FsResult<()>) -> FsResult<()> {
-        if leaving.is_elsewhere {
-            let reader = self.elsewhere.get().ok_or(Errno::IO)?;
-            return reader(leaving.id, take);
+        let mut total_bytes = 0;
+        self.all_pieces(leaving, &mut |offset, data| {
+            total_bytes += data.len() as u64;
+            take(offset, data)
+        })?;
+        match leaving.as_it_is {
+            AsItIs::Sealed { size_bytes, .. } if size_bytes != total_bytes => Err(Errno::IO.into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn all_pieces(&self, leaving: &Leaving, take: &mut dyn FnMut(u64, &[u8]) -> FsResult<()>) -> FsResult<()> {
+        let is_elsewhere =
+            || self.files.metadata.read_tree().get(leaving.id).is_some_and(|inode| inode.home().is_some());
+        let reader = || self.elsewhere.get().ok_or(Errno::IO);
+        if is_elsewhere() {
+            return reader()?(leaving.id, take);
         }
         let open = self.files.opener.open_inode(leaving.id, false, false, RunId(0), Via::Mount)?;
+        // (It may have got another home. It gets none while it is open.)
+        if is_elsewhere() {
+            self.files.opener.close_inode(&open, false);
+            return reader()?(leaving.id, take);
+        }
         let mut read = || -> FsResult<()> {
             self.files.fetches.fetch_whole(&open, false)?;
             let content = open.content().file;

@@ -81,8 +81,14 @@ impl Event<'_> {
 pub fn is_set_aside(name: &[u8]) -> bool {
     let Some(inner) = name.strip_suffix(b"~") else { return false };
     let digits = inner.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
-    digits > 0 && inner[..inner.len() - digits].ends_with(b".~")
+    let (before, number) = inner.split_at(inner.len() - digits);
+    let number = std::str::from_utf8(number).ok().filter(|number| !number.starts_with('0'));
+    let number = number.and_then(|number| number.parse::<u32>().ok());
+    before.ends_with(b".~") && number.is_some_and(|number| number < CONTENTS_MAX)
 }
+
+/// So many contents a file has at most, with the present one.
+pub const CONTENTS_MAX: u32 = 100;
 
 /// Is it such a name of this file?
 pub fn is_set_aside_of(name: &[u8], file: &[u8]) -> bool {

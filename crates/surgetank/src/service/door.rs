@@ -12,7 +12,7 @@ use surgetank_policy::hint::module::is_set_aside;
 use surgetank_types::error::FsResult;
 use surgetank_types::model::{Attr, Caller, FileId, FileLock, Kind, LockKind, LockRequest, Timestamp};
 
-use super::backings::Backings;
+use super::backings::{Backings, named};
 use super::tally::{OpenedBy, Request, Tally};
 use super::unshimmed::Unshimmed;
 use crate::mount::request::{FilePlace, ReleaseFlags};
@@ -331,7 +331,11 @@ impl Filesystem for Door {
         if self.done_before().is_some() {
             return Ok(());
         }
-        self.change(|ns| ns.names.rename(caller, FileId(parent), name, FileId(new_parent), new_name, flags.bits()))
+        let renames =
+            |ns: &Namespace| ns.names.rename(caller, FileId(parent), name, FileId(new_parent), new_name, flags.bits());
+        self.change(renames)?;
+        self.backings.is_named(FileId(new_parent), new_name);
+        Ok(())
     }
 
     fn link(&self, caller: &Caller, id: u64, new_parent: u64, new_name: &[u8]) -> FsResult<Entry> {
@@ -339,7 +343,9 @@ impl Filesystem for Door {
             return made;
         }
         self.change(|ns| {
-            ns.names.link(caller, FileId(id), FileId(new_parent), new_name).map(|found| self.entry(&found))
+            ns.names
+                .link(caller, FileId(id), FileId(new_parent), new_name)
+                .map(|found| named(self.entry(&found), new_name))
         })
     }
 
@@ -584,11 +590,6 @@ impl Filesystem for Door {
     fn access(&self, caller: &Caller, id: u64, mask: u32) -> FsResult<()> {
         self.serve(|ns| ns.attributes.access(caller, FileId(id), mask))
     }
-}
-
-/// (Earlier contents get other names while programs change their files.)
-fn named(entry: Entry, name: &[u8]) -> Entry {
-    if is_set_aside(name) { Entry { entry_ttl: Duration::ZERO, ..entry } } else { entry }
 }
 
 /// `O_DSYNC`, `O_SYNC`, or `pwritev2` with `RWF_DSYNC`.

@@ -12,6 +12,7 @@ use surgetank_types::sync::Arc;
 use surgetank_types::sync::atomic::Ordering;
 
 use crate::content::{Content, Location, Open, Placed};
+use crate::files::dispatcher::Dispatcher;
 use crate::files::{Opened, Via, Wish};
 use crate::namespace::names::Names;
 use crate::namespace::resolve::Found;
@@ -77,13 +78,13 @@ impl Names {
                 Ok(()) => {}
                 Err(fault) if fault.errno == Errno::EXIST && flags & libc::O_EXCL == 0 => {
                     let known = self.resolver.resolve(caller, dir, name);
-                    if let Ok(id) = known
-                        && flags & (libc::O_ACCMODE | libc::O_TRUNC) == libc::O_RDONLY
-                    {
-                        self.dispatcher.before_read_locked(caller, id)?;
+                    let reads = flags & (libc::O_ACCMODE | libc::O_TRUNC) == libc::O_RDONLY;
+                    if let (Ok(id), true) = (&known, reads) {
+                        self.dispatcher.before_read_locked(caller, *id)?;
                     }
                     let opened = known.and_then(|id| {
-                        let opened = self.opener.open_file(caller, id, flags)?;
+                        let open = || self.opener.open_file(caller, id, flags);
+                        let opened = if reads { Dispatcher::unasked(open) } else { open() }?;
                         self.resolver.found(id).map(|found| (found, opened))
                     });
                     match opened {

@@ -111,7 +111,13 @@ impl Names {
                 (true, true) => self.must_be_empty(caller, target)?,
                 (false, false) => {
                     // (An earlier content that gets the name back takes the place of the present one.)
-                    if from_dir != to_dir || !is_set_aside_of(&from, &to) {
+                    let is_its_name = {
+                        let tree = self.metadata.read_tree();
+                        self.permit_sticky(&tree, caller, to_dir, target)?;
+                        let name = tree.get(target).and_then(|inode| inode.logical.as_ref());
+                        name.is_some_and(|(dir, name)| *dir == to_dir && *name == to)
+                    };
+                    if is_its_name && (from_dir != to_dir || !is_set_aside_of(&from, &to)) {
                         self.dispatcher.before_change(caller, target)?;
                     }
                     self.syncs.spare_unknown_names(target)?;

@@ -1,17 +1,14 @@
 //! `versions`: the last contents of a file are kept, beside it. It is the example of `docs/internals/hints.md`.
 
 use crate::hint::advice::Advice;
-use crate::hint::module::{Act, Event, Module, Moment, is_set_aside};
-
-/// So many contents a file has at most, with the present one.
-const VERSIONS_MAX: u32 = 100;
+use crate::hint::module::{Act, CONTENTS_MAX, Event, Module, Moment, is_set_aside};
 
 /// How many contents of a file there are, with the present one.
 #[derive(Debug)]
 pub(super) struct Versions;
 
 fn contents(value: &str) -> Option<u32> {
-    value.trim().parse().ok().filter(|contents| (1..=VERSIONS_MAX).contains(contents))
+    value.trim().parse().ok().filter(|contents| (1..=CONTENTS_MAX).contains(contents))
 }
 
 impl Module for Versions {
@@ -20,7 +17,7 @@ impl Module for Versions {
     }
 
     fn hear(&self, value: &str, _: &mut Advice) -> Result<(), String> {
-        contents(value).map(drop).ok_or_else(|| format!("'{value}' is not a number from 1 to {VERSIONS_MAX}"))
+        contents(value).map(drop).ok_or_else(|| format!("'{value}' is not a number from 1 to {CONTENTS_MAX}"))
     }
 
     fn moments(&self) -> &'static [Moment] {
@@ -46,7 +43,7 @@ mod tests {
         assert_eq!(on("1", "state.npy"), None, "the present content is the only one");
         assert_eq!(on("3", "state.npy.~1~"), None);
         assert_eq!(on("3", "a.~12~"), None);
-        for name in ["a~", "a.~~", "a.~x~", "a~1~", "~"] {
+        for name in ["a~", "a.~~", "a.~x~", "a~1~", "~", "a.~0~", "a.~100~", "a.~01~"] {
             assert!(on("2", name).is_some(), "{name} is a file like any");
         }
         assert_eq!(Versions.on("3", &Event::Reads { is_written: true }), None);

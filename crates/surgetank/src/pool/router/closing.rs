@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use surgetank_core::namespace::{SEAL_TIMEOUT, STILL_WRITTEN, Succession};
+use surgetank_core::namespace::{Dispatcher, SEAL_TIMEOUT, STILL_WRITTEN};
 use surgetank_pool::calls::{caller_of, is_closing, is_opening};
 use surgetank_types::clock::tick;
 use surgetank_types::error::FsResult;
@@ -48,7 +48,7 @@ pub(super) fn once_sealed<F: Filesystem>(
     const LOOK_EVERY: Duration = Duration::from_millis(50);
     let of_member = || router.name_of_thread(caller).filter(|name| caller_of(name).is_some());
     if flags.contains(OF_A_MEMBER) && of_member().is_some_and(|name| !is_opening(&name)) {
-        return Succession::besides(open);
+        return Dispatcher::unasked(open);
     }
     let until = tick() + SEAL_TIMEOUT;
     loop {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use surgetank_core::namespace::Succession;
+use surgetank_core::namespace::Dispatcher;
 use surgetank_types::error::FsResult;
 use surgetank_types::model::{Attr, Caller, FileId};
 
@@ -115,7 +115,7 @@ pub(super) fn bring_unknown<F: Filesystem>(router: &Router<F>) {
         match (there, here) {
             (Ok(there), Ok(here)) if there.size_bytes != here.attr.size_bytes => {
                 // (As a program that opens the file for writing and closes it.)
-                match Succession::besides(|| router.door.open(&agent(), id, OFlags::WRONLY, false)) {
+                match Dispatcher::unasked(|| router.door.open(&agent(), id, OFlags::WRONLY, false)) {
                     Ok(opened) => {
                         delegating::changed(router, id);
                         end_name(router, id, opened.fh, ReleaseFlags::default());
