@@ -4,24 +4,25 @@
 //! Everything that opens, cuts or replaces a file passes here first, through whichever door. In a pool that is the member that
 //! has the file's name. The danger that this avoids: a hint that holds for one door, or on one member, only.
 
-use std::time::Duration;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
-use surgetank_policy::hint::module::{Act, Event, Moment};
+use surgetank_policy::hint::module::{Act, Event, Moment, is_set_aside};
 use surgetank_policy::hint::{Acting, acts, listens};
 use surgetank_policy::rule::Decision;
 use surgetank_types::clock;
 use surgetank_types::error::{Errno, Fault, FsResult};
 use surgetank_types::model::{Caller, FileId, RunId};
-use surgetank_types::sync::{Arc, OnceLock};
+use surgetank_types::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::base::notes::Notes;
 use crate::base::succession::{Flag, Succession};
 use crate::base::waits::Waits;
 use crate::base::{Base, Door};
 use crate::files::descriptor_grant::Descriptors;
-use crate::metadata::Metadata;
 use crate::metadata::asked::{decision_if_asked, may_be_asked};
 use crate::metadata::inode_locks::InodeLocks;
+use crate::metadata::{Metadata, TTL_OURS};
 
 /// A reader waits so long for the end of a file's writers.
 pub const SEAL_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -29,7 +30,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// For closes that the kernel reports late.
 const CLOSES_TIMEOUT: Duration = Duration::from_secs(2);
 /// After its last close a file is sealed soon.
-const SEALED_TIMEOUT: Duration = Duration::from_secs(1);
+const SEALED_TIMEOUT: Duration = Duration::from_millis(200);
 const SEALED_LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// Keeps the content of a file beside it: so many contents at most.
@@ -50,7 +51,15 @@ pub struct Dispatcher {
     set_aside: OnceLock<SetAside>,
     /// One at a time for each file.
     aside: InodeLocks,
+    /// Names of earlier contents that programs have given lately: the kernel may believe them still.
+    given: Mutex<VecDeque<Given>>,
 }
+
+/// When a program gave it, in which directory, and the name.
+type Given = (Instant, FileId, Box<[u8]>);
+
+/// So many are remembered.
+const GIVEN_MAX: usize = 10_000;
 
 /// A program still writes the file, and its readers wait. In a pool it is the answer to a program's open: the member of the program
 /// asks again. No file system fails with this error.
@@ -84,6 +93,7 @@ impl Dispatcher {
             metadata: metadata.clone(),
             set_aside: OnceLock::new(),
             aside: InodeLocks::new(),
+            given: Mutex::default(),
         }
     }
 
@@ -132,6 +142,27 @@ impl Dispatcher {
             }
         }
         Ok(())
+    }
+
+    /// A program has given a file this name, by a rename.
+    pub(crate) fn is_given(&self, dir: FileId, name: &[u8]) {
+        if UNASKED.get() || !is_set_aside(name) {
+            return;
+        }
+        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        if given.len() >= GIVEN_MAX {
+            given.pop_front();
+        }
+        given.push_back((clock::tick(), dir, name.into()));
+    }
+
+    /// Has a program done that lately? The kernel would take the name for that file, whichever has it now.
+    pub(crate) fn was_given(&self, dir: FileId, name: &[u8]) -> bool {
+        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        while given.front().is_some_and(|(at, ..)| at.elapsed() > TTL_OURS) {
+            given.pop_front();
+        }
+        given.iter().any(|(_, of, one)| *of == dir && **one == *name)
     }
 
     /// A program is about to open the file for reading. Errors: EBUSY, it is still written; EINTR; in a pool [`STILL_WRITTEN`].
@@ -198,8 +229,12 @@ impl Dispatcher {
             let info = std::fs::read_to_string(format!("{of}/fdinfo/{}", number.to_string_lossy())).unwrap_or_default();
             let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
             let flags = field("flags:").and_then(|flags| i32::from_str_radix(flags, 8).ok());
-            let ino = field("ino:").and_then(|ino| ino.parse().ok());
-            ino == Some(looked.ino) && flags.is_some_and(|flags| flags & libc::O_ACCMODE != libc::O_RDONLY)
+            // (Before Linux 5.14 the path has to do.)
+            let is_it = match field("ino:") {
+                Some(ino) => ino.parse() == Ok(looked.ino),
+                None => target.as_os_str().as_bytes().ends_with(&looked.path),
+            };
+            is_it && flags.is_some_and(|flags| flags & libc::O_ACCMODE != libc::O_RDONLY)
         })
     }
 

@@ -118,7 +118,12 @@ impl EarlierContents {
         // The first number that is free: only those below it move.
         let mut free = contents;
         for number in 0..=contents {
-            match self.resolver.resolve(&owner, dir, &leaving.kept_as(number)) {
+            let name = leaving.kept_as(number);
+            if self.files.dispatcher.was_given(dir, &name) {
+                let why = format!("a program has renamed a file to {}", String::from_utf8_lossy(&name));
+                return Err(Fault::new(Errno::EXIST, why));
+            }
+            match self.resolver.resolve(&owner, dir, &name) {
                 Ok(there) => self.is_such_a_file(there, &owner)?,
                 Err(fault) if fault.errno == Errno::NOENT => free = if number > 0 { free.min(number) } else { free },
                 Err(fault) => return Err(fault),

@@ -82,7 +82,7 @@ pub fn is_set_aside(name: &[u8]) -> bool {
     let Some(inner) = name.strip_suffix(b"~") else { return false };
     let digits = inner.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
     let (before, number) = inner.split_at(inner.len() - digits);
-    let number = std::str::from_utf8(number).ok().filter(|number| !number.starts_with('0'));
+    let number = std::str::from_utf8(number).ok().filter(|number| *number == "0" || !number.starts_with('0'));
     let number = number.and_then(|number| number.parse::<u32>().ok());
     before.ends_with(b".~") && number.is_some_and(|number| number < CONTENTS_MAX)
 }

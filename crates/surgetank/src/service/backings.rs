@@ -2,7 +2,6 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};
-use std::thread;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -23,26 +22,6 @@ pub struct Backings {
 /// The kernel does not cache such a name: earlier contents get other names while programs change their files.
 pub fn named(entry: Entry, name: &[u8]) -> Entry {
     if is_set_aside(name) { Entry { entry_ttl: Duration::ZERO, ..entry } } else { entry }
-}
-
-impl Backings {
-    /// A program's rename has given a file such a name as earlier contents have. The kernel would believe it for long, and the agent
-    /// may give it to another file. It is dropped a moment after the answer: until then the kernel holds a lock that this needs.
-    pub fn is_named(&self, dir: FileId, name: &[u8]) {
-        const ANSWERED: Duration = Duration::from_millis(20);
-        if !is_set_aside(name) {
-            return;
-        }
-        let (Some(notifier), name) = (self.notifier.get().cloned(), name.to_vec()) else { return };
-        let drops = move || {
-            thread::sleep(ANSWERED);
-            drop(notifier.inval_entry(dir.0, &name));
-        };
-        let thread = thread::Builder::new().name("name-dropped".to_owned()).stack_size(256 << 10).spawn(drops);
-        if let Err(why) = thread {
-            tracing::debug!(%why, "a name that the kernel caches is not dropped");
-        }
-    }
 }
 
 impl namespace::Door for Backings {

@@ -331,11 +331,7 @@ impl Filesystem for Door {
         if self.done_before().is_some() {
             return Ok(());
         }
-        let renames =
-            |ns: &Namespace| ns.names.rename(caller, FileId(parent), name, FileId(new_parent), new_name, flags.bits());
-        self.change(renames)?;
-        self.backings.is_named(FileId(new_parent), new_name);
-        Ok(())
+        self.change(|ns| ns.names.rename(caller, FileId(parent), name, FileId(new_parent), new_name, flags.bits()))
     }
 
     fn link(&self, caller: &Caller, id: u64, new_parent: u64, new_name: &[u8]) -> FsResult<Entry> {

@@ -42,7 +42,14 @@ impl Names {
         for _ in 0..crate::namespace::names::LOOKS_MAX {
             match self.rename_seen(caller, (from_dir, from), (to_dir, to), flags) {
                 Err(fault) if fault.errno == Errno::STALE => {}
-                done => return done,
+                Ok(()) => {
+                    self.dispatcher.is_given(to_dir, to);
+                    if flags & EXCHANGE != 0 {
+                        self.dispatcher.is_given(from_dir, from);
+                    }
+                    return Ok(());
+                }
+                failed => return failed,
             }
         }
         Err(Errno::NOENT.into())
@@ -113,6 +120,9 @@ impl Names {
                     // (An earlier content that gets the name back takes the place of the present one.)
                     let is_its_name = {
                         let tree = self.metadata.read_tree();
+                        if tree.entry(to_dir, &to).and_then(Entry::logical) != Some(target) {
+                            return Err(Errno::STALE.into());
+                        }
                         self.permit_sticky(&tree, caller, to_dir, target)?;
                         let name = tree.get(target).and_then(|inode| inode.logical.as_ref());
                         name.is_some_and(|(dir, name)| *dir == to_dir && *name == to)
