@@ -3,6 +3,7 @@ continues the work of a killed one."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -60,8 +61,13 @@ class Slurm:
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> Iterator[Slurm]:
-    place = tmp_path / "slurm"
-    sockets = [socket.socket() for _ in range(2)]
+    with serving(tmp_path / "slurm", 1) as served:
+        yield served
+
+
+@contextlib.contextmanager
+def serving(place: Path, nodes: int) -> Iterator[Slurm]:
+    sockets = [socket.socket() for _ in range(1 + nodes)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))
     ports = [str(one.getsockname()[1]) for one in sockets]

@@ -8,13 +8,14 @@ An executor that drops files itself uses `held_back` for outputs; a tool that on
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from . import jsontext
 from .agent import escaped
-from .derive import Facts, Pattern, Persist
+from .derive import Facts, Pattern, Persist, derive
 from .graph import Workflow
 
 
@@ -36,6 +37,17 @@ def held_back(workflow: Workflow, persist: Persist, drop: Collection[str]) -> It
         yield from _of_output(
             workflow, path, persist, "keep" if path in drop else None, workflow.files[path].size_bytes
         )
+
+
+def gathered(workflow: Workflow, run: Collection[str]) -> Iterator[dict[str, Any]]:
+    """In a pool: files that one task of `run` reads and several make come to one node while their makers end (WOSS's collocation).
+    Only for an executor that then starts the reader there. The other patterns need no hint: what a task writes is on its node, and
+    what many nodes read goes from one to the next."""
+    for path, fact in derive(workflow).items():
+        reader = fact.group
+        if fact.pattern is Pattern.REDUCE and reader in run and fact.maker in run and not path.startswith("/"):
+            digest = hashlib.blake2b(str(reader).encode(errors="surrogatepass"), digest_size=8).hexdigest()
+            yield {"path": path, "collocate": f"task-{digest}"}
 
 
 def _of_output(

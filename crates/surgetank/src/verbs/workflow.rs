@@ -39,7 +39,7 @@ const VERBS: [(&str, &str); 7] = [
     ("explain", "Per file: pattern, lifetime, size, readers, hint; the peak of live bytes"),
     ("plot", "Draw the graph, files coloured by lifetime or tier, as SVG"),
     ("hints", "The hints for the agent: for `surgetank hint --from`, or as rules"),
-    ("run", "Run the tasks on this machine"),
+    ("run", "Run the tasks on this machine, or on the nodes of a Slurm job"),
     ("replay", "Replay a recorded execution with scaled sizes and times"),
     ("crate", "Write a run as a Workflow Run RO-Crate"),
 ];

@@ -2,8 +2,7 @@
 
 The scheduler asks the agent for the location of a task's files at the moment at which the task becomes ready: its inputs are there
 then, wherever other tasks made them. It prefers the worker for which the time to wait and the time to move the missing bytes
-are shortest. The danger that this avoids: all tasks queue at the node that has the data, while others idle. So only the load
-above a fair share of what is ready counts as time to wait.
+are shortest (placing.py).
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from distributed.protocol.serialize import Serialized, deserialize
 from distributed.scheduler import TaskState, WorkerState
 
 from ...client import AgentError, locate
+from ..placing import cost_s
 
 logger = logging.getLogger(__name__)
 # The scheduler does nothing else meanwhile. After an error it goes on without locations for a time.
@@ -136,8 +136,8 @@ class SurgetankLocations(SchedulerPlugin):
                 continue
 
             def cost(ws: WorkerState, ts: TaskState = ts, total: int = total, on: dict[str, int] = on) -> float:
-                waits = max(0.0, load[ws] + seconds[ts] / ws.nthreads - fair)
-                return waits + float(total - on.get(self.nodes.get(ws.address, ""), 0)) / self.scheduler.bandwidth
+                moved = total - on.get(self.nodes.get(ws.address, ""), 0)
+                return cost_s(load[ws], seconds[ts] / ws.nthreads, fair, moved, self.scheduler.bandwidth)
 
             best = min(workers, key=cost)
             load[best] += seconds[ts] / best.nthreads

@@ -27,8 +27,8 @@ def add_run(subparsers: Verbs, load: Load = wfformat.load) -> argparse.ArgumentP
     """The verb `run`; `load` reads a description of any engine."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "run",
-        help="Run the tasks on this machine",
-        description="Runs the tasks of a workflow on this machine, under Surgetank; the same command again continues an interrupted run.",
+        help="Run the tasks on this machine, or on the nodes of a Slurm job",
+        description="Runs the tasks of a workflow under Surgetank, on this machine or the nodes of a Slurm job; the same command again continues an interrupted run.",
     )
     parser.add_argument("description", type=Path, metavar="FILE", help="the workflow's description")
     add_execution(parser)
@@ -38,6 +38,8 @@ def add_run(subparsers: Verbs, load: Load = wfformat.load) -> argparse.ArgumentP
     parser.add_argument("--dry-run", action="store_true", help="print the plan, auxiliary tasks included; run nothing")
     parser.add_argument("--inputs-from", metavar="DIR|URL", help="missing inputs are staged in from here")
     parser.add_argument("--results-to", metavar="DIR|URL", help="results are staged out to here, besides the store")
+    parser.add_argument("--on", choices=["here", "slurm"], default="here",
+                        help="where tasks run: here [default], or on the nodes of the Slurm job, each where its inputs are")  # fmt: skip
     parser.add_argument("--no-images", action="store_true", help="run tasks that name a container image without it")
     parser.set_defaults(do=lambda args: _run(args, load))
     return parser
@@ -45,9 +47,11 @@ def add_run(subparsers: Verbs, load: Load = wfformat.load) -> argparse.ArgumentP
 
 def add_execution(parser: argparse.ArgumentParser) -> None:
     """Options that `run` and `replay` share."""
-    parser.add_argument("-j", "--jobs", type=_cores, metavar="N", help="cores the tasks share [default: all]")
     parser.add_argument(
-        "--memory", type=_size, metavar="SIZE", help="memory the tasks share, by the amounts they declare"
+        "-j", "--jobs", type=_cores, metavar="N", help="cores the tasks share, on each node [default: all]"
+    )
+    parser.add_argument(
+        "--memory", type=_size, metavar="SIZE", help="memory the tasks share on each node, by the amounts they declare"
     )
     parser.add_argument("--persist", type=Persist, choices=list(Persist), metavar="{final,all,when-consumed}",
                         help="what goes to the store: final: results only, no files between tasks; all [default]: every file that is not"
@@ -104,6 +108,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         directory=directory,
         over=os.path.realpath(args.over or directory),
         jobs=args.jobs or float(len(os.sched_getaffinity(0))),
+        jobs_named=args.jobs is not None,
         memory_bytes=args.memory or memory_here(),
         memory_named=args.memory is not None,
         persist=args.persist or Persist.FINAL,
@@ -123,7 +128,7 @@ def _run(args: argparse.Namespace, load: Load) -> int:
     workflow = load(args.description)
     name_files(workflow, args.final, args.temporary)
     settings = settings_of(args)
-    settings.cluster = args.cluster
+    settings.cluster, settings.on = args.cluster, args.on
     settings.inputs_from, settings.results_to = args.inputs_from, args.results_to
     settings.images = not args.no_images
     if args.dry_run:

@@ -1,71 +1,51 @@
-"""The loop that runs the tasks: starts those that fit, handles those that have ended, drops files that no task needs
-any more.
+"""The loop that starts tasks where they fit, handles those that have ended, and drops files that no task needs any more.
 
-A task's life: waiting → ready → running → (leaderless: it has ended, children of it have not) → done, failed or
-killed. Outputs are removed before each attempt and after one that failed. A file is dropped only when the journal
-has the success of its last reader.
+A task's life: waiting → ready → placed (host.py) → running (processes.py) → done, failed or killed. Outputs are removed before each
+attempt and after one that failed. A file is dropped only when the journal has the success of its last reader.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
-import socket
-import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ..agent import Agent
 from ..derive import Persist
 from ..graph import Task, Workflow
 from . import logs, orphans
 from .errands import Errands
+from .host import Host, Hosts
 from .journal import Journal, Record, log_name
 from .next_read import NextReads
+from .nodes import Node, Nodes
+from .processes import IDLE_S, Job, Processes, task_environment
 from .progress import Progress
 from .ready import Need, Ready, priorities
 from .resume import Decision
 from .settings import TASK_FAILED, Settings
-from .spawn import Child, Exit, Spawner, group_lives, kill_group
+from .signals import Signals
+from .spawn import Child, Exit, Spawner, kill_group
 from .stamp import Stamp, remove, stamp
 
-LOOK_AGAIN_S = 0.02
-IDLE_S = 0.2
 AHEAD_EVERY_S = 0.25
-# Logs of tasks that run longer get their names while the tasks run.
-LOG_NAMED_S = 0.5
 # Tasks known to take longer are not clustered.
 SHORT_S = 2.0
-CLUSTER_PROGRAM = str(Path(__file__).with_name("cluster.py"))
+# A task without any known time takes so long.
+UNKNOWN_S = 1.0
+# Slurm ends what a lost step has left on its node.
+LOST_S = 1.0
 
 
 @dataclass(slots=True)
-class Running:
-    """One process of the executor: a task, or several short ones."""
+class Started:
+    """Tasks that were started together, and have not ended."""
 
-    tasks: list[str]
+    host: Host
     need: Need
-    pair: logs.Pair | None
-    # For a cluster: the descriptor of its results, an incomplete line from it, and the number of ended tasks.
-    results: int | None = None
-    incomplete_line: bytes = b""
-    settled: int = 0
-    began_s: float = field(default_factory=time.monotonic)
-
-
-@dataclass(slots=True)
-class LeaderlessGroup:
-    """The leader of its process group has ended, and other members have not."""
-
-    running: Running
-    group: int
-    exit: Exit
-    until_s: float
-    signals: list[signal.Signals]
+    left: list[str]
 
 
 @dataclass
@@ -102,8 +82,8 @@ class Tally:
 
 
 class Engine:
-    """`drop`: files that may be removed after their last reader; `agent`: None without a mount; `before`: attempts of an
-    engine before this one."""
+    """`drop`: files that may be removed after their last reader; `agent`: None without a mount; `nodes`: None if tasks run here;
+    `before`: attempts of an engine before this one."""
 
     def __init__(
         self,
@@ -114,18 +94,20 @@ class Engine:
         drop: Collection[str],
         progress: Progress,
         agent: Agent | None,
+        spawner: Spawner,
+        nodes: Nodes | None = None,
         next_reads: NextReads | None = None,
         present: Callable[[str], Stamp | None] = stamp,
         before: dict[str, int] | None = None,
     ) -> None:
         self.workflow, self.settings, self.decision = workflow, settings, decision
         self.journal, self.drop, self.progress, self.agent = journal, drop, progress, agent
+        self.spawner, self.nodes = spawner, nodes
         self.next_reads, self.present = next_reads, present
         self.tally = Tally()
-        self.spawner = Spawner()
-        self.ready = Ready(settings.jobs, settings.memory_bytes, by_kind=settings.cluster > 1)
-        self.logs = logs.Logs(journal.directory)
-        self.environment = task_environment(settings, journal.run)
+        self.environment = task_environment(settings.directory, journal.run, settings.python_path)
+        self.here = Processes(spawner, journal.directory, self.environment, settings.grace_s, self)
+        self.hosts = self._make_hosts()
         self._priority = priorities(workflow)
         run = decision.run
         self._parents_left = {id_: sum(p in run for p in workflow.parents[id_]) for id_ in run}
@@ -134,29 +116,34 @@ class Engine:
         self._before = before or {}
         self.attempts: dict[str, int] = dict(self._before)
         self._inputs: dict[str, dict[str, Stamp]] = {}
-        self._running: dict[int, Running] = {}
-        self._leaderless: list[LeaderlessGroup] = []
+        self._started: dict[int, Started] = {}
+        # Ready tasks without a place; and those that get one at a later time.
+        self._fresh: list[str] = []
+        self._held: list[tuple[float, str]] = []
         self._drops: list[str] = []
-        self._directories: set[str] = set()
         self._stopping = False
         self._kill_at_s: float | None = None
+        # By kind of task: times, and bytes of a file.
         self._seconds: dict[str, list[float]] = {}
+        self._bytes: dict[str, list[int]] = {}
         self.errands = self._make_errands()
 
     def run(self) -> Tally:
         """Runs all tasks; returns when none runs any more."""
-        with _Signals() as arrived:
+        with Signals() as arrived:
             self.spawner.watch(arrived.descriptor, arrived.take)
             self._begin()
             while True:
                 self._start_what_fits()
                 self.errands.go_on()
                 self.journal.flush()
-                if not self._running and not self._leaderless:
+                if not self._started and (self._stopping or not self._held):
                     break
-                for child, exit_ in self.spawner.wait(LOOK_AGAIN_S if self._leaderless else IDLE_S):
+                for child, exit_ in self.spawner.wait(self.here.patience_s):
                     self._ended(child, exit_)
-                self._look_at_leaderless()
+                self.here.look()
+                if self.nodes is not None:
+                    self.nodes.look()
                 for number in arrived.drain():
                     self._stop(number)
                 if self._kill_at_s is not None and time.monotonic() > self._kill_at_s:
@@ -166,6 +153,20 @@ class Engine:
             self._finish()
             self.spawner.unwatch(arrived.descriptor)
         return self.tally
+
+    def _make_hosts(self) -> Hosts:
+        settings, by_kind = self.settings, self.settings.cluster > 1
+        hosts = [Host(self.here, Ready(settings.jobs, settings.memory_bytes, by_kind))]
+        if self.nodes is not None:
+            hosts = []
+            for node in self.nodes.usable():
+                node.heard = self
+                cores, memory = settings.of_node(node.cores, node.memory_bytes)
+                hosts.append(Host(node, Ready(cores, memory, by_kind)))
+        directory = None if self.agent is None else settings.directory
+        return Hosts(
+            hosts, self.workflow, self._expected_s, self._expected_bytes, self.progress.say, directory, settings.state
+        )
 
     # Begin and end.
 
@@ -196,10 +197,7 @@ class Engine:
                     self.journal.say("drop", path=path, at_ns=at_ns)
             self._drops.clear()
             self.journal.flush()
-        for one in self._running.values():
-            if one.pair is not None and time.monotonic() - one.began_s > LOG_NAMED_S:
-                self.logs.name(one.pair)
-        running = sum(len(one.tasks) - one.settled for one in self._running.values())
+        running = sum(len(one.left) for one in self._started.values())
         self.progress.update(len(self.tally.done), running, self.tally.made_bytes)
 
     def _finish(self) -> None:
@@ -209,61 +207,64 @@ class Engine:
         while self.errands.busy and not self._stopping and time.monotonic() < until_s:
             self.errands.go_on()
             for child, exit_ in self.spawner.wait(IDLE_S):
-                self.errands.ended(child, exit_.code)
+                self._ended(child, exit_)
             if set(self.errands.groups.values()) == {"prefetch"}:
                 break
         for group in self.errands.groups:
             kill_group(group, signal.SIGKILL)
-        self.logs.close()
+        self.here.close()
         self.journal.flush()
 
     # Starting.
 
     def _push(self, id_: str) -> None:
-        self.ready.push(self.workflow.tasks[id_], self._priority[id_])
+        self._fresh.append(id_)
 
     def _start_what_fits(self) -> None:
-        while not self._stopping and (next_ := self.ready.pop()) is not None:
-            id_, need = next_
-            several = [id_]
-            if self.settings.cluster > 1 and self._is_short(self.workflow.tasks[id_]):
-                slots = max(1, int(self.ready.cores_free / need.cores) + 1)
-                share = -(-(self.ready.like(need) + 1) // slots)
-                several += self.ready.more_like(need, min(self.settings.cluster, share) - 1)
-            self._start(several, need)
+        now_s = time.monotonic()
+        self._fresh += [id_ for at_s, id_ in self._held if at_s <= now_s]
+        self._held = [(at_s, id_) for at_s, id_ in self._held if at_s > now_s]
+        while not self._stopping:
+            fresh, self._fresh = self._fresh, []
+            self.hosts.place(fresh, self._priority)
+            for host in self.hosts.all:
+                while not self._stopping and (next_ := host.ready.pop()) is not None:
+                    self._start_on(host, *next_)
+            if not self._fresh and not self.hosts.steal(self._priority):
+                break
+
+    def _start_on(self, host: Host, id_: str, need: Need) -> None:
+        several = [id_]
+        if self.settings.cluster > 1 and self._is_short(self.workflow.tasks[id_]):
+            slots = max(1, int(host.ready.cores_free / need.cores) + 1)
+            share = -(-(host.ready.like(need) + 1) // slots)
+            several += host.ready.more_like(need, min(self.settings.cluster, share) - 1)
+        prepared = [id_ for id_ in several if self._prepare(id_)]
+        if not prepared:
+            host.ready.give_back(need)
+            return
+        self.tally.processes += 1
+        ticket = self.tally.processes
+        self._started[ticket] = Started(host, need, prepared)
+        host.place.start(ticket, [self._job(id_) for id_ in prepared])
 
     def _is_short(self, task: Task) -> bool:
         seen = self._seconds.get(task.kind)
         expected = sum(seen) / len(seen) if seen else task.runtime_s
         return expected is None or expected <= SHORT_S
 
-    def _start(self, several: list[str], need: Need) -> None:
-        prepared = [id_ for id_ in several if self._prepare(id_)]
-        if not prepared:
-            self.ready.give_back(need)
-            return
-        pair = None
-        try:
-            if len(prepared) == 1:
-                id_ = prepared[0]
-                pair = self.logs.open(log_name(id_, self.attempts[id_]))
-                self.journal.say("log", task=id_, attempt=self.attempts[id_], named=pair.named)
-                words = self._words(self.workflow.tasks[id_])
-                child = self.spawner.start(words, self._environment(id_), pair.out, pair.err)
-                running = Running(prepared, need, pair)
-            else:
-                child, running = self._start_cluster(prepared, need)
-        except (OSError, ValueError) as error:
-            if pair is not None:
-                os.write(pair.err, f"it could not be started: {error}\n".encode(errors="replace"))
-                self.logs.done(pair, keep=True)
-            now = time.time_ns()
-            self.ready.give_back(need)
-            for id_ in prepared:
-                self._settle(id_, Exit(127 if isinstance(error, FileNotFoundError) else 126, now, now))
-            return
-        self.tally.processes += 1
-        self._running[child.pid] = running
+    def _expected_s(self, task: Task) -> float:
+        seen = self._seconds.get(task.kind)
+        return sum(seen) / len(seen) if seen else task.runtime_s or UNKNOWN_S
+
+    def _expected_bytes(self, path: str) -> int:
+        seen = self._bytes.get(self.workflow.tasks[self.workflow.producer[path]].kind)
+        return self.workflow.files[path].size_bytes or (sum(seen) // len(seen) if seen else 0)
+
+    def _job(self, id_: str) -> Job:
+        task = self.workflow.tasks[id_]
+        above = dict.fromkeys(filter(None, map(os.path.dirname, task.outputs)))
+        return Job(id_, self._words(task), log_name(id_, self.attempts[id_]), list(above))
 
     def _prepare(self, id_: str) -> bool:
         """Removes old outputs; False: the task cannot run."""
@@ -281,11 +282,6 @@ class Engine:
             inputs[path] = found
         self._inputs[id_] = inputs
         self._clear(task)
-        for path in task.outputs:
-            above = os.path.dirname(path)
-            if above and above not in self._directories:
-                os.makedirs(above, exist_ok=True)
-                self._directories.add(above)
         return True
 
     def _clear(self, task: Task) -> None:
@@ -309,101 +305,64 @@ class Engine:
             ]
         return words
 
-    def _environment(self, id_: str) -> dict[str, str]:
-        return {**self.environment, "SURGETANK_WORKFLOW_TASK": id_}
-
-    def _start_cluster(self, several: list[str], need: Need) -> tuple[Child, Running]:
-        jobs = []
-        for id_ in several:
-            base = log_name(id_, self.attempts[id_])
-            jobs.append(
-                {
-                    "words": self._words(self.workflow.tasks[id_]),
-                    "environment": {"SURGETANK_WORKFLOW_TASK": id_},
-                    "out": self.logs.path(base, "out"),
-                    "err": self.logs.path(base, "err"),
-                }
-            )
-        listed = os.memfd_create("cluster")
-        ours, its = os.pipe()
-        try:
-            os.write(listed, json.dumps(jobs).encode())
-            os.lseek(listed, 0, os.SEEK_SET)
-            words = [sys.executable, "-I", "-S", CLUSTER_PROGRAM]
-            with open(os.devnull, "wb") as nowhere:
-                child = self.spawner.start(
-                    words, self.environment, nowhere.fileno(), nowhere.fileno(), {3: its}, stdin=listed
-                )
-        except OSError:
-            os.close(ours)
-            raise
-        finally:
-            os.close(listed)
-            os.close(its)
-        os.set_blocking(ours, False)
-        running = Running(several, need, None, ours)
-        self.spawner.watch(ours, lambda: self._read_results(running))
-        return child, running
-
     # Ending.
 
-    def _read_results(self, running: Running) -> None:
-        assert running.results is not None
-        with contextlib.suppress(BlockingIOError):
-            while some := os.read(running.results, 1 << 16):
-                running.incomplete_line += some
-        *lines, running.incomplete_line = running.incomplete_line.split(b"\n")
-        for line in lines:
-            number, code, began_ns, ended_ns, cpu_s, memory_bytes = json.loads(line)
-            running.settled = number + 1
-            self._settle(running.tasks[number], Exit(code, began_ns, ended_ns, cpu_s, memory_bytes))
-
     def _ended(self, child: Child, exit_: Exit) -> None:
-        if self.errands.ended(child, exit_.code):
+        if self.errands.ended(child, exit_.code) or self.here.ended(child, exit_):
             return
-        running = self._running.pop(child.pid)
-        if not group_lives(child.pid):
-            self._over(running, exit_)
-            return
-        failed = exit_.code != 0
-        wait_s = 0.0 if failed else self.settings.grace_s
-        signals = [signal.SIGKILL] if failed else [signal.SIGTERM, signal.SIGKILL]
-        self._leaderless.append(LeaderlessGroup(running, child.pid, exit_, time.monotonic() + wait_s, signals))
+        if self.nodes is not None and (node := self.nodes.ended(child, exit_)) is not None:
+            self._lost(node)
 
-    def _look_at_leaderless(self) -> None:
-        still = []
-        for one in self._leaderless:
-            if not group_lives(one.group):
-                self._over(one.running, one.exit)
-                continue
-            if time.monotonic() >= one.until_s:
-                if not one.signals:
-                    self._over(one.running, one.exit)
-                    continue
-                kill_group(one.group, one.signals.pop(0))
-                one.until_s = time.monotonic() + 1.0
-            still.append(one)
-        self._leaderless = still
-
-    def _over(self, running: Running, exit_: Exit) -> None:
-        """No process of it is left."""
-        self.ready.give_back(running.need)
-        if running.results is None:
-            if running.pair is not None:
-                self.logs.done(running.pair, keep=exit_.code != 0)
-            self._settle(running.tasks[0], exit_)
+    def _lost(self, node: Node) -> None:
+        """Its tasks get other places."""
+        host = next((host for host in self.hosts.all if host.place is node), None)
+        if host is None:
             return
-        self._read_results(running)
-        self.spawner.unwatch(running.results)
-        os.close(running.results)
-        left = running.tasks[running.settled :]
-        for number, id_ in enumerate(left):
-            if number == 0:
-                self._settle(id_, exit_ if exit_.code else Exit(1, exit_.began_ns, exit_.ended_ns))
-            else:
-                # The task had not begun.
-                self.attempts[id_] -= 1
-                self._push(id_)
+        tasks = self.hosts.lost(host)
+        running = [id_ for one in self._started.values() if one.host is host for id_ in one.left]
+        self._started = {ticket: one for ticket, one in self._started.items() if one.host is not host}
+        self.progress.say(f"a node ended during the run, and its tasks run on others: {node.words()}")
+        for id_ in running:
+            self._inputs.pop(id_, None)
+            self.journal.say("killed", task=id_, at_ns=time.time_ns())
+            if self._stopping:
+                self.tally.killed.append(id_)
+        if self.hosts.all:
+            at_s = time.monotonic() + LOST_S
+            self._held += [(at_s, id_) for id_ in tasks]
+            return
+        for id_ in running:
+            self.tally.failed[id_] = "it ran on the last node of the job, which ended"
+        self._stopping_new()
+
+    # What is heard of tasks (`processes.Heard`).
+
+    def logs_to(self, task: str, named: str) -> None:
+        self.journal.say("log", task=task, attempt=self.attempts[task], named=named)
+
+    def over(self, ticket: int) -> None:
+        if (started := self._started.pop(ticket, None)) is not None:
+            started.host.ready.give_back(started.need)
+
+    def not_begun(self, task: str) -> None:
+        self._is_at(task)
+        self.hosts.over(task)
+        self.attempts[task] -= 1
+        self._push(task)
+
+    def settled(self, task: str, exit_: Exit) -> None:
+        self._is_at(task)
+        self._settle(task, exit_)
+
+    def signalled(self, number: int) -> None:
+        # (Each node says so. A signal of this process comes first.)
+        if self.tally.stopped_by is None:
+            self._stop(number)
+
+    def _is_at(self, task: str) -> None:
+        for started in self._started.values():
+            if task in started.left:
+                started.left.remove(task)
 
     def _settle(self, id_: str, exit_: Exit) -> None:
         task = self.workflow.tasks[id_]
@@ -420,6 +379,7 @@ class Engine:
             self._succeed(task, exit_, outputs)
         elif self._stopping and exit_.code > 128:
             self._clear(task)
+            self.hosts.over(id_)
             self.tally.killed.append(id_)
             self.journal.say("killed", task=id_, at_ns=exit_.ended_ns)
         else:
@@ -441,7 +401,9 @@ class Engine:
         self.journal.done(record)
         self.tally.done[task.id] = record
         self.tally.made_bytes += sum(size for size, _ in outputs.values())
+        self.hosts.over(task.id, ((path, size) for path, (size, _) in outputs.items()))
         self._seconds.setdefault(task.kind, []).append((exit_.ended_ns - exit_.began_ns) / 1e9)
+        self._bytes.setdefault(task.kind, []).extend(size for size, _ in outputs.values())
         for path in outputs:
             if path in self.drop and self._readers_left[path] == 0:
                 self._drops.append(path)
@@ -477,6 +439,8 @@ class Engine:
     def _fail(self, id_: str, why: str, exit_: Exit | None) -> None:
         task = self.workflow.tasks[id_]
         attempt = self.attempts[id_]
+        beside = self.hosts.of[id_].place.logs_in
+        self.hosts.over(id_)
         if exit_ is not None:
             self._clear(task)
         self.journal.say("failed", task=id_, attempt=attempt, why=why, at_ns=time.time_ns())
@@ -488,7 +452,7 @@ class Engine:
             self._push(id_)
             return
         self.tally.failed[id_] = why
-        base = self.logs.path(log_name(id_, attempt), "err")
+        base = str(self.journal.directory / beside / f"{log_name(id_, attempt)}.err")
         lines = [f"task {id_!r} failed: {why}" + (f", attempt {attempt} of {attempts}" if attempts > 1 else "")]
         lines.append(f"  at:   {self.workflow.at(task)}")
         if exit_ is not None:
@@ -519,8 +483,8 @@ class Engine:
             self._signal_all(signal.SIGKILL)
 
     def _signal_all(self, number: signal.Signals) -> None:
-        for group in (*self._running, *(one.group for one in self._leaderless)):
-            kill_group(group, number)
+        for host in self.hosts.all:
+            host.place.signal_all(number)
 
     def _make_errands(self) -> Errands:
         if self.agent is None:
@@ -540,45 +504,3 @@ class Engine:
                 return self.spawner.start(words, self.environment, log.fileno(), log.fileno())
             except OSError:
                 return None
-
-
-class _Signals:
-    """Makes SIGINT, SIGTERM and SIGHUP readable from a descriptor."""
-
-    NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def __enter__(self) -> _Signals:
-        self._ours, its = socket.socketpair()
-        self._its = its
-        for end in (self._ours, its):
-            end.setblocking(False)
-        self.descriptor = self._ours.fileno()
-        self._arrived: list[int] = []
-        self._before = {number: signal.signal(number, lambda *_: None) for number in self.NUMBERS}
-        self._wakeup = signal.set_wakeup_fd(its.fileno(), warn_on_full_buffer=False)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(self._wakeup)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._ours.close()
-        self._its.close()
-
-    def take(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._arrived += [number for number in self._ours.recv(64) if number in self.NUMBERS]
-
-    def drain(self) -> list[int]:
-        some, self._arrived = self._arrived, []
-        return some
-
-
-def task_environment(settings: Settings, run: str) -> dict[str, str]:
-    environment = dict(os.environ)
-    if settings.python_path is None:
-        environment.pop("PYTHONPATH", None)
-    else:
-        environment["PYTHONPATH"] = settings.python_path
-    environment[orphans.VARIABLE] = orphans.mark(settings.directory, run)
-    return environment

@@ -22,8 +22,11 @@ from . import graphfile, journal, orphans, peak, persist, plan, resume
 from .engine import Engine, Tally
 from .losses import Losses, readable
 from .next_read import NextReads
+from .nodes import Nodes
 from .progress import Progress, choose
 from .settings import NOT_DURABLE, Settings
+from .signals import Signals
+from .spawn import Spawner
 from .stamp import Stamp, remove, stamp
 
 HOME = Path(journal.HOME)
@@ -48,6 +51,8 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
         steps: list[dict[str, Any]] = []
         drop = persist.droppable(workflow, settings.persist, settings.persist_named, settings.directory, settings.over)
         tally = Tally()
+        spawner = Spawner()
+        nodes: Nodes | None = None
         try:
             with _step(steps, "reserve", book):
                 reserve(workflow, settings, agent, drop, progress)
@@ -62,15 +67,21 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
                         [(_join(settings.inputs_from, path), _join(settings.directory, path)) for path in missing],
                     )
             decision = resume.decide(workflow, past, present, drop)
+            if settings.on == "slurm" and decision.run:
+                nodes = Nodes(settings, spawner, book.directory, book.run)
+                nodes.wait_until_ready(progress.say)
             next_reads = None
             if agent is not None:
-                next_reads = NextReads(workflow, settings.jobs, decision.run, drop)
-                refused = agent.hint([*hints.held_back(workflow, settings.persist, drop), *next_reads.hints()])
+                next_reads = NextReads(workflow, _cores(settings, nodes), decision.run, drop)
+                placed = hints.gathered(workflow, decision.run) if nodes is not None else ()
+                refused = agent.hint([*hints.held_back(workflow, settings.persist, drop), *next_reads.hints(), *placed])
                 if refused is not None:
                     progress.say(f"the agent did not take all hints; those files are written to the store: {refused}")
             planned = plan.make(workflow, decision, settings, drop, missing)
             (book.directory / "plan.json").write_text(json.dumps(planned.as_json()))
-            engine = Engine(workflow, settings, decision, book, drop, progress, agent, next_reads, present)
+            engine = Engine(
+                workflow, settings, decision, book, drop, progress, agent, spawner, nodes, next_reads, present
+            )
             tally = engine.tally
             for step in planned.steps:
                 if step.kind == "prefetch":
@@ -83,7 +94,7 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
                 book.flush()
                 now = resume.decide(workflow, journal.load(HOME), present, drop, decision.sources)
                 again = [id_ for id_ in now.run if id_ in tally.done or id_ in decision.done]
-                if not again and not tally.failed:
+                if (not again and not tally.failed) or (nodes is not None and not nodes.usable()):
                     break
                 for id_ in again:
                     tally.done.pop(id_, None)
@@ -93,7 +104,9 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
                 progress.say(
                     f"a node of the pool was lost; the tasks that made what is lost run again: {_named(again)}"
                 )
-                engine = Engine(workflow, settings, now, book, drop, progress, agent, None, present, before)
+                engine = Engine(
+                    workflow, settings, now, book, drop, progress, agent, spawner, nodes, None, present, before
+                )
                 engine.run()
                 tally.add(engine.tally)
                 before = engine.attempts
@@ -108,6 +121,8 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
                 if settings.results_to is not None:
                     with _step(steps, "stage-out", book):
                         stage_out(settings, settings.results_to, out.files)
+            if nodes is not None and (undrained := _drained(nodes, progress)):
+                code = code or undrained
         finally:
             progress.end()
             with _step(steps, "release", book):
@@ -116,6 +131,26 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
         report["seconds"] = round(time.monotonic() - begun_s, 3)
         (book.directory / "report.json").write_text(json.dumps(report))
     return report
+
+
+def _cores(settings: Settings, nodes: Nodes | None) -> float:
+    """Of all places."""
+    if nodes is None:
+        return settings.jobs
+    return sum(settings.of_node(node.cores, node.memory_bytes)[0] for node in nodes.usable())
+
+
+def _drained(nodes: Nodes, progress: Progress) -> int:
+    """Waits until the agents of all nodes have drained; an exit code if one could not."""
+    progress.step("the agents of all nodes drain")
+    with Signals() as arrived:
+        nodes.spawner.watch(arrived.descriptor, arrived.take)
+        before = {id(node) for node in nodes.all if node.exit is not None}
+        bad = [node for node in nodes.close(arrived.drain) if id(node) not in before]
+        nodes.spawner.unwatch(arrived.descriptor)
+    for node in bad:
+        progress.say(f"the agent of a node did not end well: {node.words()}")
+    return NOT_DURABLE if bad else 0
 
 
 def _past(settings: Settings) -> journal.Past:

@@ -33,6 +33,10 @@ def launch(workflow: Workflow, settings: Settings) -> dict[str, Any]:
     settings.directory = os.path.realpath(settings.directory)
     settings.over = os.path.realpath(settings.over)
     settings.python_path = os.environ.get("PYTHONPATH")
+    settings.environment = dict(os.environ)
+    if settings.persist is Persist.WHEN_CONSUMED:
+        # Files that were not drained before go to the store at the end.
+        settings.at_exit = ["--keep-at-exit", "drain"]
     if settings.bare:
         return run(workflow, settings)
     draft = Path(tempfile.mkdtemp(prefix="surgetank-workflow-"))
@@ -47,12 +51,10 @@ def _under_mount(workflow: Workflow, settings: Settings, draft: Path) -> dict[st
     (draft / "spec.json").write_text(
         json.dumps({"workflow": graphfile.to_json(workflow), "settings": asdict(settings)})
     )
-    words = [binary(), "run", "--over", settings.over, "--json", str(draft / "run.json"), *settings.serve]
+    words = [binary(), "run", "--over", settings.over, "--json", str(draft / "run.json")]
+    words += [*settings.serve, *settings.at_exit]
     if settings.state is not None:
         words += ["--state", settings.state]
-    if settings.persist is Persist.WHEN_CONSUMED:
-        # Files that were not drained before go to the store at the end.
-        words += ["--keep-at-exit", "drain"]
     words += ["--", sys.executable, "-P", "-m", "surgetank.workflow.execute", str(draft)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [PACKAGE_ROOT, settings.python_path]))}
     code = _attend(words, environment)

@@ -66,7 +66,7 @@ class Logs:
 
 def is_unnamed(named: object) -> bool:
     """Whether this is a name that no task's log has: a journal may contain any text."""
-    return isinstance(named, str) and re.fullmatch("running:[0-9]+", named) is not None
+    return isinstance(named, str) and re.fullmatch(r"([A-Za-z0-9][\w.-]*/)?running:[0-9]+", named) is not None
 
 
 def tail(path: str, lines: int = 10) -> list[str]:

@@ -96,8 +96,8 @@ def make(
 
 
 def _prefetched(workflow: Workflow, decision: Decision, settings: Settings, missing: Collection[str]) -> list[str]:
-    """Inputs in the store that a task will read."""
-    if settings.bare or not settings.prefetch:
+    """Inputs in the store that a task will read. On several nodes none: each task reads its inputs to its own node."""
+    if settings.bare or not settings.prefetch or settings.on == "slurm":
         return []
     return [
         path

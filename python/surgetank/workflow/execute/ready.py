@@ -6,7 +6,7 @@ not fit, but not indefinitely: after a while no other task starts until it does.
 
 from __future__ import annotations
 
-import heapq
+import bisect
 from dataclasses import dataclass, field
 
 from ..graph import Task, Workflow
@@ -31,6 +31,7 @@ class Ready:
     by_kind: bool = False
     cores_free: float = field(init=False)
     memory_free: int = field(init=False)
+    # Sorted, the first one last.
     _waiting: dict[Need, list[tuple[int, int, str]]] = field(default_factory=dict)
     _passes: int = 0
     count: int = 0
@@ -45,17 +46,18 @@ class Ready:
         return Need(min(self.cores, max(task.cores, 0.01)), memory, task.kind if self.by_kind else "")
 
     def push(self, task: Task, priority: tuple[int, int]) -> None:
-        heapq.heappush(self._waiting.setdefault(self.need(task), []), (*priority, task.id))
+        depth, place = priority
+        bisect.insort(self._waiting.setdefault(self.need(task), []), (-depth, -place, task.id))
         self.count += 1
 
     def pop(self) -> tuple[str, Need] | None:
         """The first task that fits; it holds its cores and memory until `give_back`."""
         best: Need | None = None
         first: Need | None = None
-        for need, heap in self._waiting.items():
-            if first is None or heap[0] < self._waiting[first][0]:
+        for need, waiting in self._waiting.items():
+            if first is None or waiting[-1] > self._waiting[first][-1]:
                 first = need
-            if self._fits(need) and (best is None or heap[0] < self._waiting[best][0]):
+            if self.fits(need) and (best is None or waiting[-1] > self._waiting[best][-1]):
                 best = need
         if best is not first and self._passes >= PASSES_MAX:
             return None
@@ -80,13 +82,21 @@ class Ready:
         self.cores_free += need.cores
         self.memory_free += need.memory_bytes
 
-    def _fits(self, need: Need) -> bool:
+    def fits(self, need: Need) -> bool:
         return need.cores <= self.cores_free + 1e-9 and need.memory_bytes <= self.memory_free
 
-    def _take(self, need: Need) -> str:
-        heap = self._waiting[need]
-        id_ = heapq.heappop(heap)[2]
-        if not heap:
+    def last(self, count: int) -> list[str]:
+        """Of each need, up to so many of the tasks that would start last."""
+        return [entry[2] for waiting in self._waiting.values() for entry in waiting[:count]]
+
+    def remove(self, task: Task) -> None:
+        """The task waits here no more; it is one of the last ones."""
+        self._take(self.need(task), next(n for n, e in enumerate(self._waiting[self.need(task)]) if e[2] == task.id))
+
+    def _take(self, need: Need, place: int = -1) -> str:
+        waiting = self._waiting[need]
+        id_ = waiting.pop(place)[2]
+        if not waiting:
             del self._waiting[need]
         self.count -= 1
         return id_

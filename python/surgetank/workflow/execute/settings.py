@@ -24,6 +24,8 @@ class Settings:
     directory: str
     over: str
     jobs: float = 1.0
+    # Whether the user gave the cores: then a node has not more than these.
+    jobs_named: bool = False
     memory_bytes: int = 1 << 30
     # Whether the user gave the limit: then a task that needs more is an error, otherwise it runs alone.
     memory_named: bool = False
@@ -45,10 +47,21 @@ class Settings:
     state: str | None = None
     # Words for `surgetank run`.
     serve: list[str] = field(default_factory=list)
+    # Of `serve`, what only the agent at the end needs.
+    at_exit: list[str] = field(default_factory=list)
+    # Where tasks run: `here`, or on the nodes of the `slurm` job.
+    on: str = "here"
+    # The user's environment.
+    environment: dict[str, str] = field(default_factory=dict)
     # The tasks' PYTHONPATH: the process under the mount has one that also finds this package.
     python_path: str | None = None
     # A word in the command line of `surgetank run` that identifies its record.
     mark: str | None = None
+
+    def of_node(self, cores: float, memory_bytes: int) -> tuple[float, int]:
+        """What tasks share on a node that has so much."""
+        memory = self.memory_bytes if self.memory_named else memory_bytes
+        return min(cores, self.jobs) if self.jobs_named else cores, min(memory, memory_bytes)
 
 
 def size_of(text: str) -> int:
