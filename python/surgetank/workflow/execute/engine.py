@@ -162,6 +162,7 @@ class Engine:
             for node in self.nodes.usable():
                 node.heard = self
                 cores, memory = settings.of_node(node.cores, node.memory_bytes)
+                node.send({"room": [cores, memory]})
                 hosts.append(Host(node, Ready(cores, memory, by_kind)))
         directory = None if self.agent is None else settings.directory
         return Hosts(
@@ -228,10 +229,17 @@ class Engine:
             fresh, self._fresh = self._fresh, []
             self.hosts.place(fresh, self._priority)
             for host in self.hosts.all:
-                while not self._stopping and (next_ := host.ready.pop()) is not None:
+                while not self._stopping and (next_ := host.ready.pop(self._beyond(host))) is not None:
                     self._start_on(host, *next_)
             if not self._fresh and not self.hosts.steal(self._priority):
                 break
+
+    def _beyond(self, host: Host) -> float:
+        """How much work is sent to the place beyond what it has room for: only short tasks, because others cannot take them."""
+        id_ = host.ready.first() if host.place.ahead_s else None
+        if id_ is None or (seconds := self._expected_s(self.workflow.tasks[id_])) > SHORT_S:
+            return 0.0
+        return max(host.place.ahead_s / max(seconds, 1e-3), 1 / host.ready.cores)
 
     def _start_on(self, host: Host, id_: str, need: Need) -> None:
         several = [id_]
@@ -246,7 +254,7 @@ class Engine:
         self.tally.processes += 1
         ticket = self.tally.processes
         self._started[ticket] = Started(host, need, prepared)
-        host.place.start(ticket, [self._job(id_) for id_ in prepared])
+        host.place.start(ticket, [self._job(id_) for id_ in prepared], need)
 
     def _is_short(self, task: Task) -> bool:
         seen = self._seconds.get(task.kind)

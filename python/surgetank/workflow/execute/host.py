@@ -17,7 +17,7 @@ from ...client import AgentError, locate
 from ..graph import Task, Workflow
 from ..placing import cost_s
 from .processes import Job
-from .ready import Ready
+from .ready import Need, Ready
 
 # A link between nodes, in bytes per second, until transfers are measured: 10 Gbit/s.
 LINK_BYTES_PER_S = 1.25e9
@@ -32,8 +32,10 @@ class Place(Protocol):
 
     node: str
     logs_in: str
+    # So much work is sent ahead, so that the way to the place costs no time between two tasks.
+    ahead_s: float
 
-    def start(self, ticket: int, jobs: list[Job]) -> None: ...
+    def start(self, ticket: int, jobs: list[Job], need: Need) -> None: ...
 
     def signal_all(self, number: signal.Signals) -> None: ...
 

@@ -24,6 +24,7 @@ from ..agent import binary
 from ..problem import Problem
 from . import logs
 from .processes import IDLE_S, Heard, Job, Lines
+from .ready import Need
 from .settings import Settings
 from .spawn import Child, Exit, Spawner, kill_group
 
@@ -31,6 +32,8 @@ from .spawn import Child, Exit, Spawner, kill_group
 START_S_MAX = 180.0
 # A runner says that often that it lives; one that is silent for longer counts as lost. Slurm itself may notice only later.
 ALIVE_EVERY_S, SILENT_S_MAX = 3.0, 30.0
+# Lines of the executor and of a runner may wait 40 ms for each other on their way (delayed acknowledgements of TCP).
+AHEAD_S = 0.2
 # So long `srun` has to end its step.
 END_S_MAX = 10.0
 MODULE = "surgetank.workflow.execute.runner"
@@ -47,6 +50,8 @@ NOT_FOR_STEPS = (
 
 class Node:
     """A step of `srun` with a runner. `name`: Slurm's; `node`: as `uname -n` there."""
+
+    ahead_s = AHEAD_S
 
     def __init__(
         self, name: str, spawner: Spawner, words: list[str], environment: Mapping[str, str], log: Path
@@ -77,9 +82,10 @@ class Node:
         self._output: Lines | None = Lines(ours_out)
         spawner.watch(ours_out, self._read)
 
-    def start(self, ticket: int, jobs: list[Job]) -> None:
+    def start(self, ticket: int, jobs: list[Job], need: Need) -> None:
         self.tasks += len(jobs)
-        self.send({"start": ticket, "jobs": [asdict(job) for job in jobs]})
+        room = [need.cores, need.memory_bytes]
+        self.send({"start": ticket, "room": room, "jobs": [asdict(job) for job in jobs]})
 
     def signal_all(self, number: signal.Signals) -> None:
         self.send({"signal": int(number)})

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from . import logs, orphans
+from .ready import Need
 from .spawn import Child, Exit, Spawner, group_lives, kill_group
 
 LOOK_AGAIN_S = 0.02
@@ -106,6 +107,7 @@ class Processes:
         self, spawner: Spawner, directory: Path, environment: Mapping[str, str], grace_s: float, heard: Heard
     ) -> None:
         self.node = self.logs_in = ""
+        self.ahead_s = 0.0
         self.spawner, self.environment, self.grace_s, self.heard = spawner, environment, grace_s, heard
         self.logs = logs.Logs(directory)
         self._running: dict[int, Running] = {}
@@ -117,7 +119,7 @@ class Processes:
         """So long `Spawner.wait` may take."""
         return LOOK_AGAIN_S if self._leaderless else IDLE_S
 
-    def start(self, ticket: int, jobs: list[Job]) -> None:
+    def start(self, ticket: int, jobs: list[Job], _: Need | None = None) -> None:
         """What cannot be started is settled at once."""
         pair = None
         try:

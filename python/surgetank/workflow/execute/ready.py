@@ -50,14 +50,15 @@ class Ready:
         bisect.insort(self._waiting.setdefault(self.need(task), []), (-depth, -place, task.id))
         self.count += 1
 
-    def pop(self) -> tuple[str, Need] | None:
-        """The first task that fits; it holds its cores and memory until `give_back`."""
+    def pop(self, beyond: float = 0.0) -> tuple[str, Need] | None:
+        """The first task that fits; it holds its cores and memory until `give_back`. `beyond`: so many times the cores and memory are
+        given away."""
         best: Need | None = None
         first: Need | None = None
         for need, waiting in self._waiting.items():
             if first is None or waiting[-1] > self._waiting[first][-1]:
                 first = need
-            if self.fits(need) and (best is None or waiting[-1] > self._waiting[best][-1]):
+            if self.fits(need, beyond) and (best is None or waiting[-1] > self._waiting[best][-1]):
                 best = need
         if best is not first and self._passes >= PASSES_MAX:
             return None
@@ -82,8 +83,13 @@ class Ready:
         self.cores_free += need.cores
         self.memory_free += need.memory_bytes
 
-    def fits(self, need: Need) -> bool:
-        return need.cores <= self.cores_free + 1e-9 and need.memory_bytes <= self.memory_free
+    def fits(self, need: Need, beyond: float = 0.0) -> bool:
+        cores, memory = self.cores_free + beyond * self.cores, self.memory_free + beyond * self.memory_bytes
+        return need.cores <= cores + 1e-9 and need.memory_bytes <= memory
+
+    def first(self) -> str | None:
+        """The task that would start next, if there were room."""
+        return max((waiting[-1] for waiting in self._waiting.values()), default=(0, 0, None))[2]
 
     def last(self, count: int) -> list[str]:
         """Of each need, up to so many of the tasks that would start last."""

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ class Teller:
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.name = descriptor, ""
         self._waiting: list[bytes] = []
+        self._ended: list[int] = []
 
     def tell(self, **what: Any) -> None:
         self._waiting.append(json.dumps(what).encode() + b"\n")
@@ -51,7 +53,13 @@ class Teller:
         self.tell(signalled=number)
 
     def over(self, ticket: int) -> None:
+        self._ended.append(ticket)
         self.tell(over=ticket)
+
+    def ended(self) -> list[int]:
+        """Tickets of which no process is left since the last call."""
+        some, self._ended = self._ended, []
+        return some
 
 
 class Runner:
@@ -61,6 +69,10 @@ class Runner:
         self.processes: Processes | None = None
         self.directory = ""
         self._input = Lines(0)
+        # Cores and memory that are free, and what waits for them: a ticket, its need, and its jobs.
+        self._free = [0.0, 0.0]
+        self._waiting: deque[tuple[int, list[float], list[Job]]] = deque()
+        self._needs: dict[int, list[float]] = {}
 
     def run(self) -> None:
         self.spawner.watch(0, self._read)
@@ -77,6 +89,7 @@ class Runner:
                         self.processes.ended(child, exit_)
                 if self.processes is not None:
                     self.processes.look()
+                    self._start_what_fits(self.processes)
                 # (The executor says what is to be done.)
                 for number in arrived.drain():
                     self.teller.signalled(number)
@@ -100,9 +113,34 @@ class Runner:
         if self.processes is None:
             self._begin(what)
         elif "start" in what:
-            self.processes.start(what["start"], [Job(**job) for job in what["jobs"]])
+            self._waiting.append((what["start"], what["room"], [Job(**job) for job in what["jobs"]]))
+        elif "room" in what:
+            self._free = what["room"]
         elif "signal" in what:
+            for ticket, _, jobs in self._waiting:
+                for job in jobs:
+                    self.teller.not_begun(job.task)
+                self.teller.over(ticket)
+            self._waiting.clear()
             self.processes.signal_all(signal.Signals(what["signal"]))
+
+    def _start_what_fits(self, processes: Processes) -> None:
+        """In the order in which it came."""
+        self._give_back()
+        while self._waiting and all(
+            of <= free + 1e-9 for of, free in zip(self._waiting[0][1], self._free, strict=True)
+        ):
+            ticket, need, jobs = self._waiting.popleft()
+            self._free = [free - of for free, of in zip(self._free, need, strict=True)]
+            self._needs[ticket] = need
+            processes.start(ticket, jobs)
+            self._give_back()
+
+    def _give_back(self) -> None:
+        for ticket in self.teller.ended():
+            # (One that had not begun has no room.)
+            if (need := self._needs.pop(ticket, None)) is not None:
+                self._free = [free + of for free, of in zip(self._free, need, strict=True)]
 
     def _begin(self, what: dict[str, Any]) -> None:
         self.directory, self.teller.name = what["directory"], what["name"]
