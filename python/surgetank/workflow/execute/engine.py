@@ -332,6 +332,8 @@ class Engine:
         self.progress.say(f"a node ended during the run, and its tasks run on others: {node.words()}")
         for id_ in running:
             self._inputs.pop(id_, None)
+            # (It did not fail.)
+            self.attempts[id_] -= 1
             self.journal.say("killed", task=id_, at_ns=time.time_ns())
             if self._stopping:
                 self.tally.killed.append(id_)

@@ -6,10 +6,12 @@ It reads lines of JSON on standard input, and writes what happens on standard ou
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from pathlib import Path
@@ -30,6 +32,7 @@ class Teller:
         self.descriptor, self.name = descriptor, ""
         self._waiting: list[bytes] = []
         self._ended: list[int] = []
+        self._writing = threading.Lock()
 
     def tell(self, **what: Any) -> None:
         self._waiting.append(json.dumps(what).encode() + b"\n")
@@ -37,8 +40,19 @@ class Teller:
     def flush(self) -> None:
         text = b"".join(self._waiting)
         self._waiting.clear()
-        while text:
-            text = text[os.write(self.descriptor, text) :]
+        self._write(text)
+
+    def say_alive(self) -> None:
+        """As long as the executor listens."""
+        with contextlib.suppress(OSError):
+            while True:
+                time.sleep(ALIVE_EVERY_S)
+                self._write(b'{"alive": true}\n')
+
+    def _write(self, text: bytes) -> None:
+        with self._writing:
+            while text:
+                text = text[os.write(self.descriptor, text) :]
 
     def logs_to(self, task: str, named: str) -> None:
         self.tell(logs_to=[task, f"{self.name}/{named}"])
@@ -81,7 +95,8 @@ class Runner:
             self._serve(arrived)
 
     def _serve(self, arrived: Signals) -> None:
-        alive_s = 0.0
+        # (The pool may keep this thread waiting for longer than a runner may be silent.)
+        threading.Thread(target=self.teller.say_alive, daemon=True).start()
         try:
             while not self._input.ended:
                 for child, exit_ in self.spawner.wait(60.0 if self.processes is None else self.processes.patience_s):
@@ -93,9 +108,6 @@ class Runner:
                 # (The executor says what is to be done.)
                 for number in arrived.drain():
                     self.teller.signalled(number)
-                if self.processes is not None and time.monotonic() > alive_s:
-                    self.teller.tell(alive=True)
-                    alive_s = time.monotonic() + ALIVE_EVERY_S
                 self.teller.flush()
         except BrokenPipeError:
             pass
