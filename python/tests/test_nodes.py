@@ -92,6 +92,15 @@ def test_short_tasks_share_processes(job: Path) -> None:
     )
 
 
+def test_tasks_of_unknown_time_are_not_sent_ahead(job: Path) -> None:
+    count = f'sleep 0.4; cat {journal.HOME}/*/journal-*.jsonl | grep -c \'"event": "start"\' > n'
+    each = flow(*(sh(f"t{n}", f"{count}{n}", [], [f"n{n}"]) for n in range(9)))
+    assert on_nodes(each, job, jobs_named=True, jobs=1.0)["exit"] == 0
+    seen = sorted(int((job / f"n{n}").read_text()) for n in range(9))
+    # (Once the time is known, tasks are.)
+    assert seen[0] == 3 and seen[-1] == 9, seen
+
+
 def test_failures_are_tried_again_and_have_logs(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
     second = "test -e was || { touch was; echo first try >&2; exit 9; }; echo good > a"
     report = on_nodes(

@@ -235,9 +235,14 @@ class Engine:
                 break
 
     def _beyond(self, host: Host) -> float:
-        """How much work is sent to the place beyond what it has room for: only short tasks, because others cannot take them."""
+        """How much work is sent to the place beyond what it has room for: only tasks known to be short, because others cannot take
+        them."""
         id_ = host.ready.first() if host.place.ahead_s else None
-        if id_ is None or (seconds := self._expected_s(self.workflow.tasks[id_])) > SHORT_S:
+        if id_ is None:
+            return 0.0
+        task = self.workflow.tasks[id_]
+        is_known = task.runtime_s is not None or task.kind in self._seconds
+        if not is_known or (seconds := self._expected_s(task)) > SHORT_S:
             return 0.0
         return max(host.place.ahead_s / max(seconds, 1e-3), 1 / host.ready.cores)
 
